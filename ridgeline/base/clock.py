@@ -1,0 +1,33 @@
+"""Time as a thing that is passed in: nothing outside this file reads a clock to decide anything."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of seconds that never goes back."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        ...
+
+
+class WallClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class VirtualClock:
+    """A clock that moves only when told: simulation and tests."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        return self._now_s
+
+    def advance_to(self, when_s: float) -> None:
+        assert when_s >= self._now_s, "time goes forward only"
+        self._now_s = when_s

@@ -1,0 +1,71 @@
+"""EngineConfig: what a user may set, frozen; `resolve()` elsewhere turns it into numbers once at start.
+
+The only file that reads environment variables.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Flags in physical units. None means: choose from the model and the machine, and say what was chosen.
+
+    model: a local folder, a GGUF file, a Hub id, or a published shape name with load_format "dummy".
+    dtype: "auto" (the fast path of the device), "float32" (exact, the reference numerics) or "bfloat16".
+    kv_cache_dtype: "auto", "float32" or "bfloat16". kv_cache_bytes: the arena. threads: compute threads.
+    load_format: "auto" or "dummy". block_tokens: tokens of a block of the largest cache group.
+    cache: False runs the naive quadratic path that recomputes everything at each step (slow twin, demonstration).
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    load_format: str = "auto"
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    block_tokens: int = 16
+    prefix_caching: bool = True
+    cache: bool = True
+    policy: str = "fcfs"
+    threads: int | None = None
+    seed: int = 0
+    trace_file: str | None = None
+    chat_template: str | None = None
+    progress: bool = True
+
+
+def cache_dir() -> Path:
+    """Where downloads, repacked weights and built kernels live: $RIDGELINE_CACHE, else $XDG_CACHE_HOME/ridgeline,
+    else ~/.cache/ridgeline."""
+    own = os.environ.get("RIDGELINE_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgeline"
+
+
+def hub_endpoint() -> str:
+    """The Hub's address: $HF_ENDPOINT or the public one."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def hub_token() -> str | None:
+    """The Hub token: $HF_TOKEN, or the file that the Hub's own client writes."""
+    token = os.environ.get("HF_TOKEN")
+    if token:
+        return token
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = home / "token"
+    return path.read_text().strip() or None if path.is_file() else None
+
+
+def hub_offline() -> bool:
+    """True when $HF_HUB_OFFLINE asks never to touch the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")

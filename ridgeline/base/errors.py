@@ -1,0 +1,30 @@
+"""Errors meant for users, apart from our own asserts. Each text names the one change that helps."""
+
+
+class RidgelineError(ValueError):
+    """A mistake that the user can mend; the message says how."""
+
+
+class ConfigError(RidgelineError):
+    """A flag or a checkpoint's config asks for something that we cannot do."""
+
+
+class CheckpointError(RidgelineError):
+    """A weight file is missing, cut short or wrong; the text names the file and the tensor."""
+
+
+class RequestError(RidgelineError):
+    """One request is refused at the door.
+
+    param: the request's field at fault, None when no single field is. code: OpenAI's short code.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class EngineDeadError(RuntimeError):
+    """The engine process is gone or stuck; requests in flight cannot be finished."""

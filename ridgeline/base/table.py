@@ -1,0 +1,30 @@
+"""A named table of variants (families, policies, block rooms) whose miss is a helpful error."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Generic, TypeVar
+
+from ridgeline.base.errors import ConfigError
+
+V = TypeVar("V")
+
+
+class Table(Generic[V]):
+    """An immutable name -> entry table; a wrong name lists the nearest and all the right ones."""
+
+    def __init__(self, kind: str, entries: Mapping[str, V]) -> None:
+        self._kind = kind
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> V:
+        if name in self._entries:
+            return self._entries[name]
+        near = get_close_matches(name, self._entries, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"no {self._kind} named {name!r}: {hint}known are {', '.join(sorted(self._entries))}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)

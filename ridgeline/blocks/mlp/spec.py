@@ -1,0 +1,45 @@
+"""The gated feed-forward block, its norm and residual included."""
+
+from dataclasses import dataclass
+
+from ridgeline.spec.block import ParamSpec
+from ridgeline.spec.cache import CacheSpec
+from ridgeline.spec.cost import CostLine, form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpec:
+    """x + down(act(gate(norm(x))) * up(norm(x))); gate_up holds gate's rows first, then up's."""
+
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    activation: str = "silu"
+    bias: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "mlp"
+
+    def params(self) -> tuple[ParamSpec, ...]:
+        h, f = self.hidden_size, self.intermediate_size
+        found = [ParamSpec(name="norm.weight", shape=(h,), role="norm"),
+                 ParamSpec(name="gate_up.weight", shape=(2 * f, h), role="linear", shard=0)]
+        if self.bias:
+            found.append(ParamSpec(name="gate_up.bias", shape=(2 * f,), role="bias", shard=0))
+        found.append(ParamSpec(name="down.weight", shape=(h, f), role="linear", shard=1))
+        if self.bias:
+            found.append(ParamSpec(name="down.bias", shape=(h,), role="bias"))
+        return tuple(found)
+
+    def cost(self) -> tuple[CostLine, ...]:
+        h, f = self.hidden_size, self.intermediate_size
+        return (
+            CostLine(op="gate_up", flops=form(tokens=4.0 * h * f),
+                     weights=("norm.weight", "gate_up.weight") + (("gate_up.bias",) if self.bias else ())),
+            CostLine(op="down", flops=form(tokens=2.0 * h * f),
+                     weights=("down.weight",) + (("down.bias",) if self.bias else ())),
+        )
+
+    def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:
+        return ()

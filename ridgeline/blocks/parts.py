@@ -1,0 +1,42 @@
+"""Parts: what `nn/build` hands to a block's module, so that blocks know nothing of quantization, LoRA or sharding.
+
+Legend: T tokens, H hidden, N output features. Each fused part has an unfused twin (its reference). `prefill_from` is
+the index of the first token that belongs to a prompt chunk: rows before it always take the decode path of the weight
+(one numeric path at every batch size), rows from it on may take the prefill path.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Linear(Protocol):
+    def __call__(self, x_TH: Tensor, prefill_from: int) -> Tensor: ...
+
+
+class LinearAdd(Protocol):
+    def __call__(self, x_TH: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor: ...
+
+
+class Parts(Protocol):
+    """A factory bound to one block of one layer; names are the block's ParamSpec names without ".weight"."""
+
+    def linear(self, name: str) -> Linear:
+        """x @ W.T (+ bias when the block's params list one)."""
+        ...
+
+    def norm_linear(self, norm: str, name: str, eps: float) -> Linear:
+        """linear(rms_norm(x))."""
+        ...
+
+    def gated_linear(self, norm: str, name: str, eps: float, activation: str) -> Linear:
+        """act(gate) * up of norm_linear's two halves."""
+        ...
+
+    def linear_add(self, name: str) -> LinearAdd:
+        """residual + linear(x); under sharding the residual is added once."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """A small parameter as it is (norm weights), by its full local name ("q_norm.weight")."""
+        ...

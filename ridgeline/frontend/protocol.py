@@ -1,0 +1,101 @@
+"""Messages across the process border (msgspec, tagged), client -> engine and engine -> client. Torch-free.
+
+Sockets: the engine binds one ROUTER (ipc); each client connects a DEALER. A frame is one msgpack-encoded union value,
+or a list of them: the engine sends all news of a step for one client as one frame.
+"""
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """SamplingParams without what is the text layer's business (stop strings, detokenize)."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A new request. prompt: token ids."""
+
+    id: str
+    prompt: list[int]
+    sampling: Sampling
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Stop a request (or one choice of it). keep_tokens: output tokens that count (a stop string's hit), else None."""
+
+    id: str
+    choice: int | None = None
+    keep_tokens: int | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """A question to the engine; what: "info", "stats", "drain" (stop admitting, answer when idle), "shutdown"."""
+
+    id: str
+    what: str
+
+
+class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one position: the taken token first, then the top k, best first. rank: of the taken token, 0 = best."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True):
+    """One choice's news of a step; mirrors schedule.request.Output. finish: stop, length, abort, error or None."""
+
+    id: str
+    choice: int = 0
+    new_tokens: list[int] = []
+    finish: str | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    logprobs: list[Logprobs] = []
+    prompt_logprobs: list[tuple[int, Logprobs]] = []
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    times_s: dict[str, float] = {}
+    account: dict[str, float | int | str] = {}
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A Submit that the engine will not take (never fits, draining). Mirrors base.errors.RequestError."""
+
+    id: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The reply to an Ask. info: see engine/process.py for the keys of "info" and "stats"."""
+
+    id: str
+    info: dict
+
+
+ToEngine = Submit | Abort | Ask
+ToClient = News | Refused | Answer

@@ -1,0 +1,39 @@
+"""The door between the loop and whatever runs a step: the live runner, a group of them, or the simulator's ledger."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.spec.cache import CacheLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What an executor offers, fixed for its life. num_pages counts page 0, which is never given out (the null page)."""
+
+    layout: CacheLayout
+    num_pages: int
+    num_rows: int
+    max_step_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Executor(Protocol):
+    """Runs plans in the order begun. At most `max_in_flight` plans are begun and not yet finished."""
+
+    max_in_flight: int
+
+    def capacity(self) -> Capacity: ...
+
+    def begin(self, plan: StepPlan, now: float) -> int:
+        """Start a step; returns its ticket at once (the work goes on beside the caller)."""
+        ...
+
+    def ready_at(self, ticket: int) -> float | None:
+        """When the step ends, in the clock's seconds, or None when only waiting tells."""
+        ...
+
+    def finish(self, ticket: int, now: float) -> StepResult:
+        """Wait for a step. Tickets are finished in the order begun. Raises only when the executor itself is broken."""
+        ...

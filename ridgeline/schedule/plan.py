@@ -1,0 +1,139 @@
+"""StepPlan and StepResult: the only two values that cross between the scheduler and an executor. Arrays, not objects.
+
+Legend: R rows of the step, T flat tokens of the step (the rows' tokens one after another), numpy throughout.
+Rows are sorted: first the rows with `count` 1 that sample (decodes), then the others (chunks of prompts).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.spec.sampling import SamplingParams
+
+PLACEHOLDER = -1  # in `tokens`: the token that the step in flight is sampling for this row
+
+SAMPLE_NONE = 0  # a chunk that does not reach the last known token
+SAMPLE_NEXT = 1  # project the row's last position and sample the next token
+
+Int = NDArray[np.int32]
+Long = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStart:
+    """A request that takes a runner row with this step. Sent once (again after a preemption, with what is known).
+
+    prompt and output: token ids known so far. seed: always set here. prompt_logprobs_from: first position whose
+    prompt log-probability is still owed (positions before it were delivered before a preemption).
+    """
+
+    request: int
+    row: int
+    params: SamplingParams
+    seed: int
+    prompt: Int
+    output: Int
+    stop_token_ids: tuple[int, ...]
+    prompt_logprobs_from: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDelta:
+    """New block-table entries of one cache group: table[row[i], index[i]] = page[i] (i runs over this step's news)."""
+
+    row: Int
+    index: Int
+    page: Int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Page copies to run before the step's forward, in order. space 0 is the device arena; others name tiers.
+
+    Pages stay pinned by the manager until the result returns the ticket.
+    """
+
+    source_space: Int
+    source: Int
+    target_space: Int
+    target: Int
+    ticket: Long
+
+    @staticmethod
+    def none() -> "Copies":
+        z, zl = np.zeros(0, np.int32), np.zeros(0, np.int64)
+        return Copies(source_space=z, source=z, target_space=z, target=z, ticket=zl)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One iteration over all rows that take part.
+
+    request [R] engine-wide request number; row [R] the runner row; start [R] position of the row's first token in
+    this step (= tokens computed before it); count [R] tokens of the row; sample [R] SAMPLE_*; draft [R] reserved
+    draft slots (0 without speculation); tokens [T] input ids, PLACEHOLDER where only the device knows.
+    tables: one TableDelta a cache group. row_starts come before anything else of the step; rows whose request ended
+    are simply given to another request by a later RowStart.
+    """
+
+    step: int
+    request: Long
+    row: Int
+    start: Int
+    count: Int
+    sample: NDArray[np.uint8]
+    draft: Int
+    tokens: Int
+    num_decodes: int
+    row_starts: tuple[RowStart, ...]
+    tables: tuple[TableDelta, ...]
+    copies: Copies
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_sampled(self) -> int:
+        """Positions that are projected to logits for sampling."""
+        return int(np.count_nonzero(self.sample))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """Raw log-probabilities of one position. token_ids[0] is the token taken; then the top k, best first."""
+
+    token_ids: Int
+    logprobs: NDArray[np.float32]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What an executor returns for a plan, in the plan's row order.
+
+    num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1 when
+    verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or the row broke:
+    such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into the plan's rows, only
+    for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in order.
+    returned_tickets: copies that have finished. started_s, finished_s: the executor's clock.
+    """
+
+    step: int
+    num_new: Int
+    tokens: Int
+    failed: NDArray[np.uint8]
+    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+    returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
+    started_s: float = 0.0
+    finished_s: float = 0.0

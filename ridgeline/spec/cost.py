@@ -1,0 +1,71 @@
+"""Costs as linear forms over a step's sums, so that equal layers fold into one line and pricing is a dot product.
+
+A step is summed once: tokens, rows, projected positions, and, for each distinct attention window of the model, the
+(query, key) pairs that are visible and the keys that are read. A cost line has a vector of coefficients over them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ONE, TOKENS, ROWS, PROJECTED, PAIRS, CONTEXT = "one", "tokens", "rows", "projected", "pairs", "context"
+Term = tuple[str, int | None]  # (sum, window); the window only matters for PAIRS and CONTEXT, None is full attention
+Form = tuple[tuple[Term, float], ...]
+
+
+def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float = 0, pairs: float = 0,
+         context: float = 0, window: int | None = None) -> Form:
+    """A linear form; zero coefficients are left out. window applies to pairs and context."""
+    items = ((ONE, None, one), (TOKENS, None, tokens), (ROWS, None, rows), (PROJECTED, None, projected),
+             (PAIRS, window, pairs), (CONTEXT, window, context))
+    return tuple(((name, w), float(value)) for name, w, value in items if value)
+
+
+def add(forms: Iterable[Form]) -> Form:
+    """The sum of several forms, term by term."""
+    total: dict[Term, float] = {}
+    for one in forms:
+        for term, value in one:
+            total[term] = total.get(term, 0.0) + value
+    return tuple(total.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLine:
+    """One operation of a block.
+
+    op: the name in reports ("qkv", "attention"). flops, read, written, sent: forms (FLOPs and bytes; activations and
+    cache only). weights: names of the block's params whose bytes one step reads once, priced by their format.
+    cache_read, cache_written: forms in cache *elements*, priced by the cache's dtype.
+    """
+
+    op: str
+    flops: Form = ()
+    read: Form = ()
+    written: Form = ()
+    sent: Form = ()
+    weights: tuple[str, ...] = ()
+    cache_read: Form = ()
+    cache_written: Form = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """A step in numbers. windows maps each distinct window (None: full) to (pairs, context).
+
+    pairs: visible (query, key) pairs summed over rows. context: keys read, each row's once.
+    """
+
+    tokens: int
+    rows: int
+    projected: int
+    windows: dict[int | None, tuple[int, int]]
+
+    def value(self, term: Term) -> float:
+        name, window = term
+        if name == ONE:
+            return 1.0
+        if name == PAIRS:
+            return float(self.windows[window][0])
+        if name == CONTEXT:
+            return float(self.windows[window][1])
+        return float({TOKENS: self.tokens, ROWS: self.rows, PROJECTED: self.projected}[name])

@@ -1,0 +1,64 @@
+"""ModelSpec: one model as data. A family file makes it from a checkpoint's config; everything else reads it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ridgeline.spec.block import BlockSpec, ParamSpec
+from ridgeline.spec.cache import CacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: named blocks applied one after another, each with its own norm and residual inside.
+
+    blocks: ((name, spec), ...), for example (("attn", AttentionSpec), ("mlp", MlpSpec)).
+    """
+
+    blocks: tuple[tuple[str, BlockSpec], ...]
+
+    def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:
+        return tuple(spec for _, block in self.blocks for spec in block.cache(bytes_per_element))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only language model.
+
+    vocab_size: rows of the embedding as stored (padding included). max_position: the context that the checkpoint
+    states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type. norm: "rms".
+    """
+
+    family: str
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    tied_embeddings: bool
+    layers: tuple[LayerSpec, ...]
+    dtype: str = "bfloat16"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    embed_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+
+    def params(self) -> Iterator[tuple[str, ParamSpec]]:
+        """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",
+        "head.weight" (absent when tied)."""
+        yield "embed.weight", ParamSpec(name="weight", shape=(self.vocab_size, self.hidden_size), role="embed", shard=0)
+        for index, layer in enumerate(self.layers):
+            for block_name, block in layer.blocks:
+                for param in block.params():
+                    yield f"layers.{index}.{block_name}.{param.name}", param
+        yield "final_norm.weight", ParamSpec(name="weight", shape=(self.hidden_size,), role="norm")
+        if not self.tied_embeddings:
+            yield "head.weight", ParamSpec(name="weight", shape=(self.vocab_size, self.hidden_size), role="linear", shard=0)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters, the tied embedding counted once."""
+        return sum(p.num_elements for _, p in self.params())
+
+    def cache(self, bytes_per_element: int) -> list[tuple[CacheSpec, ...]]:
+        """Cache specs by layer, for `spec.cache.plan_layout`."""
+        return [layer.cache(bytes_per_element) for layer in self.layers]
