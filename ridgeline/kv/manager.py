@@ -1,7 +1,7 @@
 """The door of the KV cache's bookkeeping: who holds which page. Called by the scheduler only; owns no bytes.
 
-It knows the four cache kinds (kinds.py) and no attention type, no row's meaning and no clock. Sequences are named by
-the scheduler's request numbers. A page is an index into the one arena; page 0 is the null page.
+It knows the four cache kinds (kinds.py) and no attention type, no row's meaning and no clock. Sequences are
+named by the scheduler's request numbers. A page is an index into the one arena; page 0 is the null page.
 
 One step of the scheduler, in order:
   1. results of the oldest step arrive: return_tickets(result.returned_tickets), step_finished(step),
@@ -10,198 +10,390 @@ One step of the scheduler, in order:
   3. news = close_step(step, rows): table entries and copies that the plan carries
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from math import gcd
 
+from ridgeline.kv.check import check_all
+from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.kinds import NEVER, Probe, Room, longest, rooms_of, shareable
+from ridgeline.kv.news import CacheStats, StepNews, TableNews
+from ridgeline.kv.pool import NULL_PAGE, PagePool
+from ridgeline.kv.prefix import HashChain, PrefixIndex
+from ridgeline.kv.seqtable import GroupTable, SeqTable
 from ridgeline.spec.cache import CacheLayout
-
-
-@dataclass(slots=True)
-class CacheStats:
-    """Counts since the start, in tokens or pages. A sequence is counted once it got its first pages.
-
-    num_query_tokens, num_hit_tokens: tokens of opened sequences, and those reused from the cache.
-    """
-
-    num_queries: int = 0
-    num_query_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_evicted_pages: int = 0
-    num_copied_pages: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TableNews:
-    """Entries of one group's block table that changed: table[row[i]][index[i]] = page[i]. Page 0: no longer needed."""
-
-    row: list[int]
-    index: list[int]
-    page: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyNews:
-    """Copies to run in order before the step's forward; both pages stay pinned until the ticket returns.
-
-    Both spaces are 0, the device arena.
-    """
-
-    source: list[int]
-    target: list[int]
-    ticket: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class StepNews:
-    """What a plan carries: one TableNews a cache group, and the copies."""
-
-    tables: tuple[TableNews, ...]
-    copies: CopyNews
 
 
 class KVManager:
     """Pages, block tables, the prefix index and copy-on-write for all sequences of one engine.
 
-    Misuse (an unknown sequence, a commit that goes back) is an AssertionError; running out of pages is a return value.
+    Misuse (an unknown sequence, a commit that goes back) is an AssertionError; running out of pages is a
+    return value.
     """
 
     def __init__(self, layout: CacheLayout, num_pages: int, *, prefix_caching: bool = True) -> None:
         """num_pages counts the null page, as Capacity does."""
-        raise NotImplementedError
+        self._rooms = rooms_of(layout.groups)
+        # one chain names the pages of all groups: it steps by what divides each group's page
+        self._block_tokens = gcd(*(room.page_tokens for room in self._rooms)) or 1
+        self._reuse_note = next((room.no_reuse for room in self._rooms if room.no_reuse), "")
+        self._caching = prefix_caching and bool(self._rooms) and not self._reuse_note
+        self._index = PrefixIndex(len(self._rooms))
+        self._pool = PagePool(num_pages, self._index, tuple(room.leaf_first for room in self._rooms))
+        self._seqs: dict[int, SeqTable] = {}
+        self._dirty: dict[int, SeqTable] = {}
+        self._copies = CopyQueue(self._pool)
+        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
 
     # ---- a sequence's life
 
     def open(self, seq: int, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
         """A new sequence `seq`; returns how many of `tokens` are already in the cache (its num_computed).
 
-        The longest cached prefix is shared, down to a part of a block (the first write into it copies the page). It
-        is at most len(tokens) - 1, since the last token must be computed, and at most `limit` (0: reuse nothing; prompt
-        log-probabilities from position p need limit p - 1). Takes no free page and cannot fail; it does hold the
-        pages it shares, so a sequence that cannot go on should be released, not left open. Sequences of different
-        salt never share.
+        The longest cached prefix is shared, down to a part of a block (the first write into it copies the
+        page). It is at most len(tokens) - 1, since the last token must be computed, and at most `limit` (0:
+        reuse nothing; prompt log-probabilities from position p need limit p - 1). Takes no free page and
+        cannot fail; it does hold the pages it shares, so a sequence that cannot go on should be released, not
+        left open. Sequences of different salt never share. `tokens` is best a list: numpy scalars hash
+        slowly.
         """
-        raise NotImplementedError
+        assert seq not in self._seqs, f"sequence {seq} is open already"
+        hit, chain = 0, None
+        pages: list[list[int]] = [[] for _ in self._rooms]
+        if self._caching:
+            chain = HashChain(salt, self._block_tokens)
+            probe = Probe(self._index, chain, tokens)
+            hit = longest(self._rooms, probe, _most(tokens, limit))
+            if hit:
+                pages = [room.pages(probe, hit) for room in self._rooms]
+        groups = []
+        for room, held in zip(self._rooms, pages):
+            first = held.count(NULL_PAGE)
+            for page in held[first:]:
+                self._pool.hold(page)
+            groups.append(GroupTable(held, first, room.written(hit)))
+        self._enter(SeqTable(seq, chain, groups, hit, len(tokens)))
+        return hit
 
     def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
         """What open() would return, without opening (routing, admission order)."""
-        raise NotImplementedError
+        if not self._caching:
+            return 0
+        probe = Probe(self._index, HashChain(salt, self._block_tokens), tokens)
+        return longest(self._rooms, probe, _most(tokens, limit))
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
         """Make positions [num_computed, num_tokens) writable: new pages, and copies of shared ones.
 
         False, and nothing changed, when there are not enough pages now. Then look at missing_pages() and
-        num_pending_pages: pages of sequences just released come back only when the step in flight has finished
-        (step_finished), so a scheduler preempts no more than until missing <= pending, and otherwise waits a step.
-        A decode with one step in flight reserves scheduled + 1.
+        num_pending_pages: pages of sequences just released come back only when the step in flight has
+        finished (step_finished), so a scheduler preempts no more than until missing <= pending, and otherwise
+        waits a step. A decode with one step in flight reserves scheduled + 1.
         """
-        raise NotImplementedError
+        table = self._seqs[seq]
+        if num_tokens > table.ready and not self._grow(table, num_tokens):
+            return False
+        if num_tokens > table.reserved:
+            table.reserved = num_tokens
+        return True
 
     def reserve_all(self, seqs: Sequence[int], num_tokens: Sequence[int]) -> int:
-        """reserve() for each pair in order until one fails; returns how many succeeded. The fast way for decodes."""
-        raise NotImplementedError
+        """reserve() for each pair in order until one fails; returns how many succeeded. The fast way for
+        decodes."""
+        tables, grow = self._seqs, self._grow
+        for done, (seq, num) in enumerate(zip(seqs, num_tokens)):
+            table = tables[seq]
+            if num > table.ready and not grow(table, num):
+                return done
+            if num > table.reserved:
+                table.reserved = num
+        return len(seqs)
 
     def reservable(self, seq: int, num_tokens: int) -> int:
-        """The largest count <= num_tokens for which reserve() would succeed now (>= what is already reserved)."""
-        raise NotImplementedError
+        """The largest count <= num_tokens for which reserve() would succeed now (at least num_computed).
+
+        Lets a chunk of a prompt be cut to the pages there are.
+        """
+        table = self._seqs[seq]
+        low, high = table.num_computed, max(num_tokens, table.num_computed)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if middle <= table.ready or self._spare(table, middle, self._shared(table, middle)) >= 0:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def missing_pages(self, seq: int, num_tokens: int) -> int:
         """Pages that reserve(seq, num_tokens) lacks now; 0 when it would succeed."""
-        raise NotImplementedError
+        table = self._seqs[seq]
+        if num_tokens <= table.ready:
+            return 0
+        return max(0, -self._spare(table, num_tokens, self._shared(table, num_tokens)))
 
     def commit(self, seq: int, num_computed: int, tokens: Sequence[int]) -> None:
         """Positions < num_computed are computed and hold `tokens` (at least that many known).
 
         Full blocks enter the prefix index and pages that left a window are dropped (all that the query at
-        num_computed - 1 cannot see, so that a fork at the last computed token stays exact). Never called for a failed
-        step: what it wrote stays out of the index. num_computed never goes back.
+        num_computed - 1 cannot see, so that a fork at the last computed token stays exact). Never called for
+        a failed step: what it wrote stays out of the index. num_computed never goes back.
         """
-        raise NotImplementedError
+        table = self._seqs[seq]
+        assert table.num_computed <= num_computed <= min(len(tokens), table.reserved)
+        table.num_computed = num_computed
+        if num_computed >= table.wake:
+            self._settle(table, tokens)
 
-    def commit_all(self, seqs: Sequence[int], num_computed: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+    def commit_all(self, seqs: Sequence[int], num_computed: Sequence[int],
+                   tokens: Sequence[Sequence[int]]) -> None:
         """commit() for each triple. The fast way for decodes."""
-        raise NotImplementedError
+        tables, settle = self._seqs, self._settle
+        for seq, num, known in zip(seqs, num_computed, tokens):
+            table = tables[seq]
+            assert table.num_computed <= num <= table.reserved
+            table.num_computed = num
+            if num >= table.wake:
+                settle(table, known)
 
     def fork(self, parent: int, child: int, num_tokens: int) -> int:
-        """A new sequence `child` that shares the parent's pages; returns its num_computed, at most num_tokens.
+        """A new sequence `child` that shares the parent's pages; returns its num_computed, at most
+        num_tokens.
 
-        num_tokens <= the parent's num_computed. Usually returns num_tokens; less where a cache entry covers several
-        tokens; 0 (the child shares nothing and computes everything) where a group no longer has that prefix: a window
-        that moved on, a state that ran ahead. Whoever writes a shared page first copies it, in each group. Takes no
-        free page and cannot fail.
+        num_tokens <= the parent's num_computed. Usually returns num_tokens; less where a cache entry covers
+        several tokens; 0 (the child shares nothing and computes everything) where a group no longer has that
+        prefix: a window that moved on, a state that ran ahead. Whoever writes a shared page first copies it,
+        in each group. Takes no free page and cannot fail.
         """
-        raise NotImplementedError
+        source = self._seqs[parent]
+        assert child not in self._seqs and num_tokens <= source.num_computed
+        shared = shareable(self._rooms, source, num_tokens)
+        groups = []
+        for room, table in zip(self._rooms, source.groups):
+            pages = table.pages[: room.num_entries(shared)]
+            for page in pages:
+                if page:
+                    self._pool.hold(page)
+            groups.append(GroupTable(pages, min(table.first, len(pages)),
+                                     min(table.num_indexed, room.written(shared))))
+        chain = source.chain.fork(shared // self._block_tokens) if source.chain is not None else None
+        self._enter(SeqTable(child, chain, groups, shared, 0))
+        source.ready = source.num_computed
+        return shared
 
     def release(self, seq: int) -> None:
-        """The sequence ends or is preempted. Its indexed pages stay cached; all are reusable once no step that was
-        closed before now is in flight. Queued copies that nobody needs any more are cancelled."""
-        raise NotImplementedError
+        """The sequence ends or is preempted. Its indexed pages stay cached; all are reusable once no step
+        that was closed before now is in flight. Queued copies that nobody needs any more are cancelled."""
+        table = self._seqs.pop(seq)
+        self._dirty.pop(seq, None)
+        for number, group in enumerate(table.groups):
+            # from the tail: what follows is older than what it follows, so eviction takes leaves first
+            for index in range(len(group.pages) - 1, group.first - 1, -1):
+                page = group.pages[index]
+                if index < group.num_indexed and page not in self._index:
+                    self._touch_twin(table, number, index)
+                self._pool.drop(page)
+        self._copies.cancel_unneeded()
 
     # ---- steps
 
     def close_step(self, step: int, rows: Mapping[int, int]) -> StepNews:
-        """The plan of `step` is complete; steps come in growing order. rows: sequence -> runner row, for all that have
-        a row; a sequence without one keeps its news for a later step. Pages freed from now on count as referenced
-        by this step until step_finished(step)."""
-        raise NotImplementedError
+        """The plan of `step` is complete; steps come in growing order. rows: sequence -> runner row, for all
+        that have a row; a sequence without one keeps its news for a later step. Pages freed from now on count
+        as referenced by this step until step_finished(step)."""
+        news = tuple(TableNews(row=[], index=[], page=[]) for _ in self._rooms)
+        for seq in [seq for seq in self._dirty if seq in rows]:
+            row = rows[seq]
+            for group, out in zip(self._dirty.pop(seq).groups, news):
+                if group.news:
+                    out.row.extend([row] * len(group.news))
+                    out.index.extend(group.news)
+                    out.page.extend([group.pages[index] for index in group.news])
+                    group.news.clear()
+        self._pool.close_step(step)
+        return StepNews(tables=news, copies=self._copies.take())
 
     def step_finished(self, step: int) -> None:
         """This step and all before have finished on the device: what was freed while they ran is reusable."""
-        raise NotImplementedError
+        self._pool.step_finished(step)
 
     def return_tickets(self, tickets: Iterable[int]) -> None:
         """These copies are done: unpin their pages."""
-        raise NotImplementedError
+        self._copies.done(tickets)
 
     # ---- numbers
 
     @property
     def stats(self) -> CacheStats:
-        raise NotImplementedError
+        """A snapshot of the counts."""
+        return CacheStats(num_queries=self._num_queries, num_query_tokens=self._num_query_tokens,
+                          num_hit_tokens=self._num_hit_tokens, num_evicted_pages=self._pool.num_evicted,
+                          num_copied_pages=self._copies.num_copied)
+
+    @property
+    def reuse_note(self) -> str:
+        """Why no prefix is ever reused in this model, "" when it can be."""
+        return self._reuse_note
 
     @property
     def num_free_pages(self) -> int:
         """Pages that can be handed out now, cached ones that may be evicted included."""
-        raise NotImplementedError
+        return self._pool.num_free
 
     @property
     def num_pending_pages(self) -> int:
         """Pages that nobody holds but that a step in flight or a copy still references."""
-        raise NotImplementedError
+        return self._pool.num_pending
 
     @property
     def num_used_pages(self) -> int:
         """Pages that live sequences hold."""
-        raise NotImplementedError
+        return self._pool.num_held
 
     @property
     def usage(self) -> float:
         """Share of the arena that live sequences hold, 0..1."""
-        raise NotImplementedError
+        return self._pool.num_held / (self._pool.num_pages - 1)
 
     @property
     def num_seqs(self) -> int:
-        raise NotImplementedError
+        """Sequences that are open."""
+        return len(self._seqs)
 
     def pages_to_run(self, num_tokens: int) -> int:
         """Pages that one sequence needs to grow to num_tokens known tokens, stepping in small chunks."""
-        raise NotImplementedError
+        return sum(room.most_pages(num_tokens) for room in self._rooms)
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a sequence of num_tokens known tokens can ever run, alone."""
-        raise NotImplementedError
+        return self.pages_to_run(num_tokens) < self._pool.num_pages
 
     def largest_request(self, most: int) -> int:
         """The largest num_tokens <= most that fits()."""
-        raise NotImplementedError
+        return bisect_right(range(1, most + 1), self._pool.num_pages - 1, key=self.pages_to_run)
 
     def table(self, seq: int, group: int) -> tuple[int, ...]:
         """The block table of one group: page of each index, 0 where none is needed."""
-        raise NotImplementedError
+        return tuple(self._seqs[seq].groups[group].pages)
 
     def page_of(self, seq: int, group: int, position: int) -> int:
         """The page that holds `position` in a Paged or Window group, 0 if it left the window."""
-        raise NotImplementedError
+        return self._seqs[seq].groups[group].pages[position // self._rooms[group].page_tokens]
 
     def check(self) -> None:
-        """Re-derive everything from the tables, the pins and the index; AssertionError on any difference."""
-        raise NotImplementedError
+        """Re-derive everything from the tables, the tickets and the index; AssertionError on any
+        difference."""
+        check_all(self._rooms, self._seqs.values(), self._pool, self._index, self._copies, self._block_tokens)
+        assert all(self._seqs.get(seq) is table for seq, table in self._dirty.items())
+
+    # ---- inside
+
+    def _enter(self, table: SeqTable) -> None:
+        self._seqs[table.seq] = table
+        self._dirty[table.seq] = table
+
+    def _shared(self, table: SeqTable, num_tokens: int) -> list[tuple[GroupTable, int, bool]]:
+        """Entries that writing [num_computed, num_tokens) must not write into: (group, index, we are the sole
+        holder).
+
+        A page is shared when somebody else holds it or the index promises its content.
+        """
+        found: list[tuple[GroupTable, int, bool]] = []
+        if table.ready > table.num_computed:
+            return found
+        refs = self._pool.refs
+        for room, group in zip(self._rooms, table.groups):
+            stop = min(len(group.pages), room.num_entries(num_tokens))
+            for index in range(room.written(table.num_computed), stop):
+                page = group.pages[index]
+                if refs[page] > 1 or page in self._index:
+                    found.append((group, index, refs[page] == 1))
+        return found
+
+    def _spare(self, table: SeqTable, num_tokens: int, shared: list[tuple[GroupTable, int, bool]]) -> int:
+        """Free pages that reserving would leave, negative when they do not suffice. A cached page that only
+        we hold counts as needing none: it can be taken over."""
+        left = self._pool.num_free - sum(not sole for _, _, sole in shared)
+        for room, group in zip(self._rooms, table.groups):
+            left -= max(0, room.num_entries(num_tokens) - len(group.pages))
+        return left
+
+    def _grow(self, table: SeqTable, num_tokens: int) -> bool:
+        """The slow half of reserve(): all pages or none."""
+        shared = self._shared(table, num_tokens)
+        spare = self._spare(table, num_tokens, shared)
+        if spare < 0:
+            return False
+        for group, index, sole in shared:
+            if sole and spare == 0:
+                self._index.remove(group.pages[index])  # without a page to spare the cached copy gives way
+                continue
+            spare -= sole
+            source, group.pages[index] = group.pages[index], self._pool.take()
+            self._copies.add(source, group.pages[index])
+            self._pool.drop(source)
+            group.news.append(index)
+        ready = NEVER
+        for room, group in zip(self._rooms, table.groups):
+            pages = group.pages
+            for index in range(len(pages), room.num_entries(num_tokens)):
+                pages.append(self._pool.take())
+                group.news.append(index)
+            ready = min(ready, room.capacity(len(pages)))
+        table.ready = ready
+        self._dirty[table.seq] = table
+        if table.num_query:
+            self._num_queries += 1
+            self._num_query_tokens += table.num_query
+            self._num_hit_tokens += table.num_computed
+            table.num_query = 0
+        return True
+
+    def _settle(self, table: SeqTable, tokens: Sequence[int]) -> None:
+        """The slow half of commit(): index what became full, drop what left a window, say when to come
+        back."""
+        num_computed, chain, wake = table.num_computed, table.chain, NEVER
+        for room, group in zip(self._rooms, table.groups):
+            if chain is not None:
+                full = num_computed // room.page_tokens
+                if full > group.num_indexed:
+                    self._offer(chain, room, group, tokens, full)
+                wake = min(wake, (full + 1) * room.page_tokens)
+            if num_computed >= room.next_drop(group.first):
+                self._leave(table, group, room.first_needed(num_computed))
+            wake = min(wake, room.next_drop(group.first))
+        table.wake = wake
+
+    def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Sequence[int],
+               full: int) -> None:
+        """Index the pages up to entry `full`, except where the same tokens are cached already."""
+        per_page = room.page_tokens // chain.block_tokens
+        chain.extend(tokens, full * per_page)
+        for index in range(group.num_indexed, full):
+            if group.pages[index] not in self._index:
+                self._index.add(group.pages[index],
+                                chain.entry(room.number, index * per_page, (index + 1) * per_page))
+        group.num_indexed = full
+
+    def _leave(self, table: SeqTable, group: GroupTable, first: int) -> None:
+        """Give back the pages before entry `first`."""
+        for index in range(group.first, first):
+            self._pool.drop(group.pages[index])
+            group.pages[index] = NULL_PAGE
+        group.news.extend(range(group.first, first))
+        group.first = first
+        self._dirty[table.seq] = table
+
+    def _touch_twin(self, table: SeqTable, number: int, index: int) -> None:
+        """A sequence with a page of its own for tokens that another page caches: that page counts as used by
+        it too, lest it be older than what follows it."""
+        assert table.chain is not None
+        num_blocks = (index + 1) * self._rooms[number].page_tokens // self._block_tokens
+        twin = self._index.find(number, table.chain.digests[num_blocks])
+        if twin:
+            self._pool.touch(twin)
+
+
+def _most(tokens: Sequence[int], limit: int | None) -> int:
+    """Most tokens that a hit may have: the last one is always computed."""
+    most = len(tokens) - 1
+    return max(0, most if limit is None else min(most, limit))

@@ -8,6 +8,7 @@ at a fixed offset; what the bytes of a region mean is known to the block's modul
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class CacheGroup:
     """Layers that share one block table.
 
     window_tokens: None for Paged and State. state_pages: pages a sequence's state takes, 0 for Paged and Window.
+    tokens_per_entry: the group's coarsest entry; a prefix can be shared only up to a whole one.
     """
 
     kind: type
@@ -68,6 +70,7 @@ class CacheGroup:
     tokens_per_page: int
     state_pages: int
     regions: tuple[Region, ...]
+    tokens_per_entry: int = 1
 
     @property
     def used_bytes(self) -> int:
@@ -158,6 +161,7 @@ def plan_layout(layers: Sequence[tuple[CacheSpec, ...]], *, block_tokens: int, a
             size = _entry_bytes(spec, tokens)
             regions.append(Region(layer=layer, slot=slot, offset_bytes=offset, num_bytes=size))
             offset += aligned(size)
+        coarsest = lcm(*(s.tokens_per_entry for _, _, s in items if isinstance(s, Paged)))
         groups.append(CacheGroup(kind=kind, window_tokens=window, tokens_per_page=tokens, state_pages=0,
-                                 regions=tuple(regions)))
+                                 regions=tuple(regions), tokens_per_entry=coarsest))
     return CacheLayout(page_bytes=page_bytes, groups=tuple(groups), source=source)

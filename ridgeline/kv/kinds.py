@@ -1,0 +1,257 @@
+"""The four cache kinds: one room each says what a group of that kind needs, drops, shares and reuses.
+
+The manager runs every group through its room and knows no kind itself. A `Shared` layer has a description but
+no group: CacheLayout resolves it to its owner, whose pages it reads, so the manager holds nothing for it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ridgeline.kv.pool import NULL_PAGE
+from ridgeline.kv.prefix import HashChain, PrefixIndex, encode
+from ridgeline.kv.seqtable import GroupTable, SeqTable
+from ridgeline.spec.cache import CacheGroup, Paged, State, Window
+
+NEVER = 1 << 62
+
+
+class Probe:
+    """One token sequence held against the prefix index. Hashes no further than it is asked about."""
+
+    def __init__(self, index: PrefixIndex, chain: HashChain, tokens: Sequence[int]) -> None:
+        self._index = index
+        self._chain = chain
+        self._tokens = tokens
+
+    def digest(self, num_tokens: int) -> bytes:
+        """The name of the first num_tokens tokens, a multiple of the chain's block."""
+        num_blocks = num_tokens // self._chain.block_tokens
+        self._chain.extend(self._tokens, num_blocks)
+        return self._chain.digests[num_blocks]
+
+    def full(self, group: int, end: int) -> int:
+        """The cached page whose last token is at end - 1, or 0."""
+        return self._index.find(group, self.digest(end))
+
+    def part(self, group: int, start: int, end: int) -> tuple[int, int]:
+        """The cached page from `start` on that agrees furthest with tokens [start, end): (page, tokens), or
+        (0, 0)."""
+        return self._index.nearest(group, self.digest(start), encode(self._tokens[start:end]))
+
+
+class Room(ABC):
+    """Rules of one cache group. `leaf_first`: a cached page is worthless without the pages before it.
+
+    `no_reuse`: why prefixes cannot be reused in this group, "" when they can.
+    """
+
+    leaf_first = False
+    no_reuse = ""
+
+    def __init__(self, number: int, group: CacheGroup) -> None:
+        self.number = number
+        self.group = group
+        self.page_tokens = group.tokens_per_page
+
+    @abstractmethod
+    def num_entries(self, num_tokens: int) -> int:
+        """Block-table entries that positions < num_tokens need."""
+
+    @abstractmethod
+    def capacity(self, num_entries: int) -> int:
+        """Tokens that so many entries can hold."""
+
+    @abstractmethod
+    def most_pages(self, num_tokens: int) -> int:
+        """Pages that one sequence needs at once to grow to num_tokens tokens in small steps."""
+
+    @abstractmethod
+    def written(self, num_computed: int) -> int:
+        """Index of the first entry that a step after num_computed tokens writes."""
+
+    @abstractmethod
+    def first_needed(self, num_computed: int) -> int:
+        """Index of the first entry that the query at position num_computed - 1, or any later one, reads or
+        writes."""
+
+    @abstractmethod
+    def next_drop(self, first: int) -> int:
+        """The num_computed at which first_needed() exceeds `first`."""
+
+    @abstractmethod
+    def longest(self, probe: Probe, most: int) -> int:
+        """The longest prefix of at most `most` tokens that this group can serve from the index, exactly."""
+
+    @abstractmethod
+    def pages(self, probe: Probe, num_tokens: int) -> list[int]:
+        """The table entries that serve a prefix which longest() allowed; 0 where none is needed."""
+
+    @abstractmethod
+    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+        """Of the parent's first num_tokens tokens, how many a fork can share, exactly."""
+
+
+class PagedRoom(Room):
+    """Every entry is kept for the whole sequence, so pages are useful from the front only."""
+
+    leaf_first = True
+
+    def num_entries(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+    def capacity(self, num_entries: int) -> int:
+        return num_entries * self.page_tokens
+
+    def most_pages(self, num_tokens: int) -> int:
+        return self.num_entries(num_tokens)
+
+    def written(self, num_computed: int) -> int:
+        return num_computed // self.page_tokens
+
+    def first_needed(self, num_computed: int) -> int:
+        return 0
+
+    def next_drop(self, first: int) -> int:
+        return NEVER
+
+    def longest(self, probe: Probe, most: int) -> int:
+        size, end = self.page_tokens, 0
+        while end + size <= most and probe.full(self.number, end + size):
+            end += size
+        if end < most:
+            end += probe.part(self.number, end, min(end + size, most))[1]
+        return self._whole_entries(end)
+
+    def pages(self, probe: Probe, num_tokens: int) -> list[int]:
+        return _serving(probe, self, 0, num_tokens)
+
+    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+        return self._whole_entries(num_tokens)
+
+    def _whole_entries(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self.group.tokens_per_entry
+
+
+class WindowRoom(PagedRoom):
+    """Entries matter while a query can see them: key s for the queries s <= t < s + window_tokens.
+
+    A prefix needs only the pages that its next query sees, whatever became of those before. Entries are held
+    for the query at num_computed - 1 too, one more than the next step reads: a fork at the last computed
+    token stays exact.
+    """
+
+    leaf_first = False
+
+    def __init__(self, number: int, group: CacheGroup) -> None:
+        super().__init__(number, group)
+        assert group.window_tokens is not None
+        self._window = group.window_tokens
+
+    def most_pages(self, num_tokens: int) -> int:
+        # positions num_computed - window .. num_computed while the next token is written
+        return min(self.num_entries(num_tokens), -(-self._window // self.page_tokens) + 1)
+
+    def first_needed(self, num_computed: int) -> int:
+        return self._first_seen(num_computed - 1)
+
+    def next_drop(self, first: int) -> int:
+        return (first + 1) * self.page_tokens + self._window
+
+    def longest(self, probe: Probe, most: int) -> int:
+        end, index = most, (most - 1) // self.page_tokens
+        while end > 0 and index >= self._first_seen(end):
+            start = index * self.page_tokens
+            stop = min(start + self.page_tokens, end)
+            if stop - start < self.page_tokens or not probe.full(self.number, stop):
+                shared = probe.part(self.number, start, stop)[1]
+                if start + shared < stop:
+                    end = start + shared
+            index -= 1
+        return end
+
+    def pages(self, probe: Probe, num_tokens: int) -> list[int]:
+        return _serving(probe, self, self._first_seen(num_tokens), num_tokens)
+
+    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+        return num_tokens if table.first <= self._first_seen(num_tokens) else 0
+
+    def _first_seen(self, query: int) -> int:
+        return max(0, (query - self._window + 1) // self.page_tokens)
+
+
+class StateRoom(Room):
+    """A fixed number of pages a sequence, rewritten at each step.
+
+    What they hold belongs to one position only, so a prefix could be reused only from a snapshot taken there.
+    None are taken yet: no hit in a model with such a group. A fork shares a state that has not run ahead of
+    it.
+    """
+
+    no_reuse = "a recurrent state can only be reused from a snapshot, and none are taken"
+
+    def num_entries(self, num_tokens: int) -> int:
+        return self.group.state_pages if num_tokens > 0 else 0
+
+    def capacity(self, num_entries: int) -> int:
+        return NEVER if num_entries else 0
+
+    def most_pages(self, num_tokens: int) -> int:
+        return self.num_entries(num_tokens)
+
+    def written(self, num_computed: int) -> int:
+        return 0
+
+    def first_needed(self, num_computed: int) -> int:
+        return 0
+
+    def next_drop(self, first: int) -> int:
+        return NEVER
+
+    def longest(self, probe: Probe, most: int) -> int:
+        return 0
+
+    def pages(self, probe: Probe, num_tokens: int) -> list[int]:
+        return []
+
+    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+        return num_tokens if parent.reserved == parent.num_computed == num_tokens else 0
+
+
+def _serving(probe: Probe, room: PagedRoom, first: int, num_tokens: int) -> list[int]:
+    """Pages of the entries from `first` on that hold tokens < num_tokens, null ones before."""
+    size = room.page_tokens
+    found = [NULL_PAGE] * min(first, room.num_entries(num_tokens))
+    for index in range(len(found), num_tokens // size):
+        found.append(probe.full(room.number, (index + 1) * size))
+    if len(found) < room.num_entries(num_tokens):
+        found.append(probe.part(room.number, len(found) * size, num_tokens)[0])
+    assert NULL_PAGE not in found[first:]
+    return found
+
+
+_ROOMS: dict[type, type[Room]] = {Paged: PagedRoom, Window: WindowRoom, State: StateRoom}
+
+
+def rooms_of(groups: Sequence[CacheGroup]) -> tuple[Room, ...]:
+    """The room of each group of a layout."""
+    return tuple(_ROOMS[group.kind](number, group) for number, group in enumerate(groups))
+
+
+def longest(rooms: Sequence[Room], probe: Probe, most: int) -> int:
+    """The longest prefix that every group can serve: ask around until nobody cuts it any more."""
+    hit, before = most, -1
+    while hit != before:
+        before = hit
+        for room in rooms:
+            hit = room.longest(probe, hit)
+    return hit
+
+
+def shareable(rooms: Sequence[Room], parent: SeqTable, num_tokens: int) -> int:
+    """Of the parent's first num_tokens tokens, how many a fork can share in every group."""
+    shared, before = num_tokens, -1
+    while shared != before:
+        before = shared
+        for room, table in zip(rooms, parent.groups):
+            shared = room.shareable(parent, table, shared)
+    return shared

@@ -1,0 +1,51 @@
+"""The values that the KV manager hands out: what a plan carries, and the counts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Counts since the start. A sequence is counted once it got its first pages (again after a preemption).
+
+    num_query_tokens, num_hit_tokens: tokens of those sequences, and how many of them were reused from the
+    cache.
+    """
+
+    num_queries: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_evicted_pages: int
+    num_copied_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableNews:
+    """Entries of one group's block table that changed: table[row[i]][index[i]] = page[i]; page 0: no longer
+    needed.
+
+    An entry may occur twice, with the same page.
+    """
+
+    row: list[int]
+    index: list[int]
+    page: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyNews:
+    """Copies within the device arena (space 0), to run in order before the step's forward.
+
+    Both pages stay pinned until the ticket returns.
+    """
+
+    source: list[int]
+    target: list[int]
+    ticket: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNews:
+    """What a plan carries: one TableNews a cache group, and the copies."""
+
+    tables: tuple[TableNews, ...]
+    copies: CopyNews
