@@ -1,0 +1,174 @@
+"""A checkpoint opened without torch: config, ModelSpec, tensors, and what the text layer needs.
+
+Reads headers and JSON only. Where the model argument points is `resolve`'s business; weights are `nn/load`'s.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ridgeline.base.errors import CheckpointError, ConfigError
+from ridgeline.models.families import model_spec, weight_sources
+from ridgeline.models.files.gguf import read_gguf
+from ridgeline.models.files.safetensors import read_folder
+from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
+from ridgeline.models.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
+from ridgeline.models.shapes import SHAPES
+from ridgeline.models.sources import Source
+from ridgeline.spec.model import ModelSpec
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint says of itself.
+
+    path: the folder or GGUF file, None for a published shape. config: config.json's fields (or GGUF metadata
+    in that spelling) with the overrides in. generation_config: its fields, {} without one. dummy: weights are
+    to be random; tensors and sources are then empty. sources: our full weight name -> checkpoint tensors.
+    tokenizer_files: by file name. gguf_metadata: None unless GGUF. chat_template: the checkpoint's own
+    default template.
+    """
+
+    name: str
+    path: Path | None
+    config: Mapping[str, object]
+    generation_config: Mapping[str, object]
+    spec: ModelSpec
+    dummy: bool
+    tensors: Mapping[str, StoredTensor]
+    sources: Mapping[str, Source]
+    tokenizer_files: Mapping[str, Path]
+    gguf_metadata: Mapping[str, object] | None
+    chat_template: str | None
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """The checkpoint's own sampling defaults, by SamplingParams' names; only what it states."""
+        found = {name: self.generation_config.get(name) for name in SAMPLING_FIELDS}
+        return {name: value for name, value in found.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)}
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """False when text cannot be served: token ids only."""
+        if self.gguf_metadata is not None:
+            return "tokenizer.ggml.tokens" in self.gguf_metadata
+        return not self.tokenizer_files.keys().isdisjoint(("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto",
+                    overrides: Mapping[str, object] | None = None) -> Checkpoint:
+    """Open a folder or a GGUF file; name defaults to the path's last part.
+
+    load_format "dummy" needs no weights. overrides replace config fields, None drops one. CheckpointError for
+    files that are missing or broken, ConfigError for a config that we cannot run.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format {load_format!r} is not known: use auto or dummy")
+    path, dummy = Path(path), load_format == "dummy"
+    if path.is_file():
+        return _open_gguf(path, name or path.stem, dummy, overrides or {})
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder or file")
+    if not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) != 1:
+            found = f"; it holds {', '.join(f.name for f in files)}: name one of them" if files else ""
+            raise CheckpointError(f"{path}: no config.json in this folder{found}")
+        return _open_gguf(files[0], name or path.name, dummy, overrides or {})
+    return _open_folder(path, name or path.name, dummy, overrides or {})
+
+
+def open_shape(name: str, *, overrides: Mapping[str, object] | None = None) -> Checkpoint:
+    """A published shape by name, to be run with random weights; it has no tokenizer."""
+    key = name.lower()
+    if key not in SHAPES:
+        raise ConfigError(f"no published shape named {name!r}: known are {', '.join(SHAPES)}")
+    config = {**SHAPES[key], **(overrides or {})}
+    return Checkpoint(
+        name=key, path=None, config=config, generation_config={}, spec=model_spec(config, key), dummy=True,
+        tensors={}, sources={}, tokenizer_files={}, gguf_metadata=None, chat_template=None)
+
+
+def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:
+    config = {**_read_json(folder / "config.json"), **overrides}
+    beside = folder / "generation_config.json"
+    generation = _read_json(beside) if beside.is_file() else {}
+    tensors = {} if dummy else read_folder(folder)
+    embed = tensors.get("model.embed_tokens.weight")
+    spec = _finished(model_spec(config, str(folder / "config.json")), embed, generation)
+    sources = {} if dummy else weight_sources(spec)
+    _check(folder, tensors, sources, spec, inert=())
+    files = {file: folder / file for file in TOKENIZER_FILES if (folder / file).is_file()}
+    return Checkpoint(
+        name=name, path=folder, config=config, generation_config=generation, spec=spec, dummy=dummy,
+        tensors=tensors, sources=sources, tokenizer_files=files, gguf_metadata=None,
+        chat_template=_chat_template(files))
+
+
+def _open_gguf(path: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:
+    file = read_gguf(path)
+    config = {**gguf_config(file), **overrides}
+    spec = model_spec(config, str(path))
+    tensors, sources = ({}, {}) if dummy else (file.tensors, weight_sources(spec, gguf=True))
+    _check(path, tensors, sources, spec, inert=ROPE_TENSORS)
+    template = file.metadata.get("tokenizer.chat_template")
+    return Checkpoint(
+        name=name, path=path, config=config, generation_config=gguf_sampling(file.metadata), spec=spec,
+        dummy=dummy, tensors=tensors, sources=sources, tokenizer_files={}, gguf_metadata=file.metadata,
+        chat_template=template if isinstance(template, str) else None)
+
+
+def _finished(spec: ModelSpec, embed: StoredTensor | None, generation: Mapping[str, object]) -> ModelSpec:
+    """The spec with the embedding's padded rows and with the ends of text that the generation config adds."""
+    more = generation.get("eos_token_id")
+    ends = [i for i in (more if isinstance(more, list) else [more]) if isinstance(i, int)]
+    rows = max(embed.rows if embed else 0, spec.vocab_size)
+    return replace(spec, vocab_size=rows, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *ends))))
+
+
+def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source], spec: ModelSpec,
+           inert: tuple[str, ...]) -> None:
+    """Every weight has its tensors, and every tensor is some weight's (a bias left over is an error)."""
+    wanted = {part.name for source in sources.values() for part in source.parts}
+    missing = sorted(wanted - tensors.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{path}: tensor {missing[0]}{more} is missing: {INCOMPLETE}, or the config "
+                              "is not that of these weights")
+    tied = ("lm_head.weight", "output.weight") if spec.tied_embeddings else ()
+    extra = sorted(name for name in tensors.keys() - wanted
+                   if name not in inert and name not in tied and not name.endswith("rotary_emb.inv_freq"))
+    if extra and sources:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "
+                              "of this config: the config is not that of these weights")
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); {INCOMPLETE}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _chat_template(files: Mapping[str, Path]) -> str | None:
+    """The default template: its own file, else tokenizer_config.json's (one, or the list's "default")."""
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = _read_json(files[name]).get("chat_template") if name in files else None
+        if isinstance(found, list):
+            found = next((t.get("template") for t in found if t.get("name") == "default"), None)
+        if isinstance(found, str):
+            return found
+    return None

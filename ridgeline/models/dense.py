@@ -1,0 +1,163 @@
+"""Dense decoders: Llama 2 and 3 (SmolLM2), Mistral, Ministral, Qwen2, Qwen3, and Phi-3 (fused projections).
+
+Owns their config fields, their layers and their tensor names in safetensors and GGUF.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.models.read import INERT, ConfigReader
+from ridgeline.models.rope import reach, read_rope
+from ridgeline.models.sources import Source, one, stacked
+from ridgeline.spec.model import LayerSpec, ModelSpec
+
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """What sets one dense family apart; defaults are those of the family's own config class.
+
+    qkv_bias: None reads attention_bias, for q, k, v and out alike. mlp_bias: None reads mlp_bias.
+    window: layers with a sliding window when the config does not list them: "all", "upper" (from
+    max_window_layers on, when use_sliding_window) or None. fused: q, k, v are one tensor in the file, gate
+    and up another. gguf_interleaved: GGUF files hold q and k rows as interleaved rotary pairs.
+    """
+
+    name: str
+    norm_eps: float = 1e-6
+    max_position: int = 32768
+    head_dim: int | None = None
+    qkv_bias: bool | None = False
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    window: str | None = None
+    default_window: int | None = None
+    fused: bool = False
+    gguf_interleaved: bool = False
+    rope_aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES)
+
+    def spec(self, config: ConfigReader) -> ModelSpec:
+        """The model that a config describes. ConfigError for fields that we do not have."""
+        config.inert(INERT)
+        num_layers, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
+        eps = config.number("rms_norm_eps", self.norm_eps)
+        max_position = config.integer("max_position_embeddings", self.max_position)
+        attention = self._attention(config, hidden, eps, max_position)
+        mlp = self._mlp(config, hidden, eps)
+        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window, max_position)), ("mlp", mlp)))
+                       for window in self._windows(config, num_layers))
+        pad = config.token_ids("pad_token_id")
+        bos = config.token_ids("bos_token_id")
+        spec = ModelSpec(
+            family=self.name, hidden_size=hidden, vocab_size=config.integer("vocab_size"), norm_eps=eps,
+            max_position=reach(attention.rope), tied_embeddings=config.flag("tie_word_embeddings", False),
+            layers=layers, dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
+            bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
+            pad_token_id=pad[0] if pad else None)
+        config.finish()
+        return spec
+
+    def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
+        """Our full names -> tensors of a safetensors checkpoint."""
+        found = {"embed.weight": one("model.embed_tokens.weight"), "head.weight": one("lm_head.weight"),
+                 "final_norm.weight": one("model.norm.weight")}
+        for i in range(len(spec.layers)):
+            ours, theirs = f"layers.{i}", f"model.layers.{i}"
+            found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.input_layernorm.weight"),
+                      f"{ours}.mlp.norm.weight": one(f"{theirs}.post_attention_layernorm.weight"),
+                      f"{ours}.attn.q_norm.weight": one(f"{theirs}.self_attn.q_norm.weight"),
+                      f"{ours}.attn.k_norm.weight": one(f"{theirs}.self_attn.k_norm.weight")}
+            qkv = ("qkv_proj",) if self.fused else ("q_proj", "k_proj", "v_proj")
+            gate_up = ("gate_up_proj",) if self.fused else ("gate_proj", "up_proj")
+            for leaf in ("weight", "bias"):
+                found |= {f"{ours}.attn.qkv.{leaf}": stacked(f"{theirs}.self_attn.{n}.{leaf}" for n in qkv),
+                          f"{ours}.attn.out.{leaf}": one(f"{theirs}.self_attn.o_proj.{leaf}"),
+                          f"{ours}.mlp.gate_up.{leaf}": stacked(f"{theirs}.mlp.{n}.{leaf}" for n in gate_up),
+                          f"{ours}.mlp.down.{leaf}": one(f"{theirs}.mlp.down_proj.{leaf}")}
+        return _wanted(spec, found)
+
+    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
+        """Our full names -> tensors of a GGUF file."""
+        found = {"embed.weight": one("token_embd.weight"), "final_norm.weight": one("output_norm.weight"),
+                 "head.weight": one("output.weight")}
+        for i, layer in enumerate(spec.layers):
+            ours, theirs = f"layers.{i}", f"blk.{i}"
+            attention = layer.blocks[0][1]
+            assert isinstance(attention, AttentionSpec)
+            found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.attn_norm.weight"),
+                      f"{ours}.mlp.norm.weight": one(f"{theirs}.ffn_norm.weight"),
+                      f"{ours}.attn.q_norm.weight": one(f"{theirs}.attn_q_norm.weight"),
+                      f"{ours}.attn.k_norm.weight": one(f"{theirs}.attn_k_norm.weight")}
+            for leaf in ("weight", "bias"):
+                q, k, v = (f"{theirs}.attn_{n}.{leaf}" for n in "qkv")
+                heads = {q: attention.num_heads, k: attention.num_kv_heads} if self.gguf_interleaved else {}
+                qkv = (f"{theirs}.attn_qkv.{leaf}",) if self.fused else (q, k, v)
+                gate_up = ("ffn_up",) if self.fused else ("ffn_gate", "ffn_up")
+                found |= {f"{ours}.attn.qkv.{leaf}": stacked(qkv, heads),
+                          f"{ours}.attn.out.{leaf}": one(f"{theirs}.attn_output.{leaf}"),
+                          f"{ours}.mlp.gate_up.{leaf}": stacked(f"{theirs}.{n}.{leaf}" for n in gate_up),
+                          f"{ours}.mlp.down.{leaf}": one(f"{theirs}.ffn_down.{leaf}")}
+        return _wanted(spec, found)
+
+    def _attention(self, config: ConfigReader, hidden: int, eps: float, max_position: int) -> AttentionSpec:
+        num_heads = config.integer("num_attention_heads")
+        num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
+        if num_heads % num_kv_heads:
+            raise config.refuse("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
+        head_dim = config.optional_integer("head_dim") or self.head_dim or hidden // num_heads
+        bias = config.flag("attention_bias", False) if self.qkv_bias is None else self.qkv_bias
+        rope = read_rope(config, head_dim=head_dim, max_position=max_position, aliases=self.rope_aliases)
+        return AttentionSpec(
+            hidden_size=hidden, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            norm_eps=eps, rope=rope, scale=head_dim**-0.5, qk_norm=self.qk_norm, qkv_bias=bias,
+            out_bias=bias if self.qkv_bias is None else False)
+
+    def _mlp(self, config: ConfigReader, hidden: int, eps: float) -> MlpSpec:
+        activation = config.text("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise config.refuse("hidden_act", "not supported in this family: silu is")
+        bias = config.flag("mlp_bias", False) if self.mlp_bias is None else self.mlp_bias
+        return MlpSpec(hidden_size=hidden, intermediate_size=config.integer("intermediate_size"),
+                       norm_eps=eps, bias=bias)
+
+    def _windows(self, config: ConfigReader, num_layers: int) -> list[int | None]:
+        """The window of each layer in tokens, the query counted."""
+        if self.window is None:
+            return [None] * num_layers
+        size, first = config.optional_integer("sliding_window", self.default_window), 0
+        if self.window == "upper":
+            first = config.integer("max_window_layers", 28)
+            size = size if config.flag("use_sliding_window", False) else None
+        kinds = config.texts("layer_types")
+        if not kinds:
+            return [size if i >= first else None for i in range(num_layers)]
+        if len(kinds) != num_layers:
+            raise config.refuse("layer_types", f"{len(kinds)} entries for {num_layers} layers")
+        known = {"full_attention"} if size is None else {"full_attention", "sliding_attention"}
+        if not known.issuperset(kinds):
+            raise config.refuse("layer_types", f"with window {size} it may hold {sorted(known)} only")
+        return [size if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _windowed(attention: AttentionSpec, window: int | None, max_position: int) -> AttentionSpec:
+    """A window that no sequence can outgrow is full attention."""
+    return attention if window is None or window >= max_position else replace(attention, window_tokens=window)
+
+
+def _wanted(spec: ModelSpec, found: dict[str, Source]) -> dict[str, Source]:
+    """The sources of the weights that the spec has, in its order."""
+    return {name: found[name] for name, _ in spec.params()}
+
+
+LLAMA = Dense(name="llama", max_position=2048, qkv_bias=None, mlp_bias=None, gguf_interleaved=True)
+MISTRAL = Dense(name="mistral", max_position=131072, window="all", default_window=4096, gguf_interleaved=True)
+MINISTRAL = replace(MISTRAL, name="ministral")
+QWEN2 = Dense(name="qwen2", qkv_bias=True, window="upper", default_window=4096)
+QWEN3 = Dense(name="qwen3", head_dim=128, qkv_bias=None, qk_norm=True, window="upper",
+              default_window=4096)
+PHI3 = Dense(name="phi3", norm_eps=1e-5, max_position=4096, window="all", fused=True,
+             rope_aliases={"su": "longrope", "yarn": "longrope"})

@@ -1,0 +1,47 @@
+"""The table of model families: config -> ModelSpec, ModelSpec -> weight sources."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.table import Table
+from ridgeline.models import dense
+from ridgeline.models.read import ConfigReader
+from ridgeline.models.sources import Source
+from ridgeline.spec.model import ModelSpec
+
+
+class Family(Protocol):
+    """One model family: its config fields, layers and tensor names."""
+
+    def spec(self, config: ConfigReader) -> ModelSpec: ...
+
+    def hf_sources(self, spec: ModelSpec) -> dict[str, Source]: ...
+
+    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]: ...
+
+
+FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
+    dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3)})
+
+
+def model_spec(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:
+    """The model that a config (config.json's fields) describes; `where` names the config in errors.
+
+    ConfigError for a family that we do not have, a field that is unknown, missing or of the wrong kind.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ConfigError(f"{where}: the field model_type is missing: known are {', '.join(FAMILIES)}")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise ConfigError(f"{where}: the weights are quantized ({method}), which "
+                          "is not read yet: use the unquantized checkpoint or a GGUF file of the model")
+    return FAMILIES[family].spec(ConfigReader(config, where))
+
+
+def weight_sources(spec: ModelSpec, *, gguf: bool = False) -> dict[str, Source]:
+    """Our full name -> its tensors in safetensors or GGUF, for every weight of the spec."""
+    family = FAMILIES[spec.family]
+    return family.gguf_sources(spec) if gguf else family.hf_sources(spec)

@@ -1,0 +1,158 @@
+"""Typed reading of a checkpoint's config: every field is used, listed as inert, or unknown.
+
+An unknown field is refused unless its value is None or False: a field that a family ignores may change what
+the model computes. Knows no family.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Any
+
+from ridgeline.base.errors import ConfigError
+
+# Fields that change nothing in inference: training, bookkeeping, other libraries' notes.
+INERT = frozenset({
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures",
+    "attention_dropout", "auto_map", "base_model_name_or_path", "bos_token", "chunk_size_feed_forward",
+    "embd_pdrop", "eos_token", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
+    "is_llama_config", "label2id", "model_type", "pad_token", "pretraining_tp", "problem_type", "resid_pdrop",
+    "return_dict", "sep_token_id", "tokenizer_class", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+})
+
+
+class ConfigReader:
+    """Reads fields of one dict and remembers them. `where` names the dict in errors ("config.json").
+
+    A field that is None counts as absent. Without a default an absent field is a ConfigError.
+    """
+
+    def __init__(self, fields: Mapping[str, object], where: str) -> None:
+        self._fields = fields
+        self._where = where
+        self._seen: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """True when the field is there, even as None."""
+        return name in self._fields
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; 4096.0 counts."""
+        value = self.optional_integer(name, default)
+        if value is None:
+            raise self._absent(name)
+        return value
+
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """A whole number, or None when the field is None; the default only when it is absent."""
+        value = self._take(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise self._wrong(name, value, "a whole number")
+        return default if value is None and not self.has(name) else value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number."""
+        value = self.optional_number(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self._absent(name)
+        return value
+
+    def optional_number(self, name: str) -> float | None:
+        """A number or None."""
+        value = self._take(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(name, value, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or False."""
+        value = self._take(name, default)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._take(name, default)
+        if value is None and default is None:
+            raise self._absent(name)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers; () when absent."""
+        return tuple(float(v) for v in self._items(name, int | float, "a list of numbers"))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; () when absent."""
+        return tuple(str(v) for v in self._items(name, str, "a list of strings"))
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them, negative ones (meaning none) left out; () when absent."""
+        value = self._take(name, None)
+        ids = value if isinstance(value, list | tuple) else () if value is None else (value,)
+        for item in ids:
+            if not isinstance(item, int) or isinstance(item, bool):
+                raise self._wrong(name, value, "a token id or a list of them")
+        return tuple(dict.fromkeys(item for item in ids if item >= 0))
+
+    def section(self, name: str) -> "ConfigReader | None":
+        """A nested dict, to be finished by the caller."""
+        value = self._take(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        return ConfigReader(value, f"{self._where}: {name}")
+
+    def inert(self, names: Iterable[str]) -> None:
+        """Fields that are known and change nothing."""
+        self._seen.update(names)
+
+    def finish(self) -> None:
+        """Refuse what nobody read."""
+        unread = {name: value for name, value in self._fields.items() if name not in self._seen}
+        unknown = {name: value for name, value in unread.items() if value is not None and value is not False}
+        if unknown:
+            listed = ", ".join(f"{name} = {_short(value)}" for name, value in sorted(unknown.items()))
+            first = min(unknown)
+            raise ConfigError(f"{self._where}: unknown field {listed}: it may change the results. "
+                              f"If it does not, run with hf_overrides={{{first!r}: None}} to drop it")
+
+    def refuse(self, name: str, why: str) -> ConfigError:
+        """The error for a field whose value is known and not supported; to be raised by the caller."""
+        return ConfigError(f"{self._where}: {name} = {_short(self._fields.get(name))}: {why}")
+
+    def _take(self, name: str, default: object) -> object:
+        self._seen.add(name)
+        return self._fields.get(name, default)
+
+    def _items(self, name: str, kind: type | UnionType, words: str) -> tuple[Any, ...]:
+        value = self._take(name, None)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
+            raise self._wrong(name, value, words)
+        return tuple(value)
+
+    def _absent(self, name: str) -> ConfigError:
+        return ConfigError(f"{self._where}: the field {name} is missing: add it, or give it by "
+                           f"hf_overrides={{{name!r}: ...}}")
+
+    def _wrong(self, name: str, value: object, words: str) -> ConfigError:
+        return ConfigError(f"{self._where}: {name} = {_short(value)} should be {words}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,77 @@
+"""A config's rotary fields -> RopeSpec, in the old spelling (rope_scaling) and the new (rope_parameters)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ridgeline.blocks.norm_rope.spec import RopeSpec
+from ridgeline.models.read import ConfigReader
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def read_rope(config: ConfigReader, *, head_dim: int, max_position: int,
+              aliases: Mapping[str, str]) -> RopeSpec:
+    """The rotary embedding of a model that has one setting for all layers.
+
+    aliases: the family's own names of kinds ({"su": "longrope"}). ConfigError for kinds that we do not have.
+    """
+    theta = config.number("rope_theta", 10_000.0)
+    fraction = config.number("partial_rotary_factor", 1.0)
+    original = config.optional_integer("original_max_position_embeddings")
+    old, new = config.section("rope_scaling"), config.section("rope_parameters")
+    section = old or new or ConfigReader({}, "rope")
+    kind = section.text("rope_type", section.text("type", "default"))
+    rope = RopeSpec(
+        kind=aliases.get(kind, kind), theta=section.number("rope_theta", theta), max_position=max_position,
+        rotary_dim=int(head_dim * section.number("partial_rotary_factor", fraction)),
+        original_max_position=original or section.optional_integer("original_max_position_embeddings"))
+    rope = _scaled(rope, section)
+    section.inert(("finetuned", "original_max_position_embeddings"))
+    section.finish()
+    return rope
+
+
+def reach(rope: RopeSpec) -> int:
+    """The context in tokens that a model can be run to.
+
+    Dynamic scaling does nothing within max_position, so its factor widens it; yarn is often added to a config
+    whose max_position_embeddings is left at the length before scaling.
+    """
+    if rope.kind == "dynamic":
+        return int(rope.max_position * rope.factor)
+    if rope.kind == "yarn":
+        return max(rope.max_position, int((rope.original_max_position or 0) * rope.factor))
+    return rope.max_position
+
+
+def _scaled(rope: RopeSpec, section: ConfigReader) -> RopeSpec:
+    """The fields that the kind needs, added."""
+    original = rope.original_max_position or rope.max_position
+    if rope.kind == "default":
+        return replace(rope, original_max_position=None)
+    if rope.kind in ("linear", "dynamic"):
+        return replace(rope, factor=section.number("factor"), original_max_position=rope.max_position)
+    if rope.kind == "llama3":
+        return replace(rope, factor=section.number("factor"), original_max_position=original,
+                       low_freq_factor=section.number("low_freq_factor"),
+                       high_freq_factor=section.number("high_freq_factor"))
+    rope = replace(rope, original_max_position=original,
+                   factor=section.number("factor", rope.max_position / original),
+                   attention_factor=section.optional_number("attention_factor"))
+    if rope.kind == "yarn":
+        return replace(rope, beta_fast=section.number("beta_fast", 32.0) or 32.0,
+                       beta_slow=section.number("beta_slow", 1.0) or 1.0,
+                       truncate=section.flag("truncate", True), mscale=section.optional_number("mscale"),
+                       mscale_all_dim=section.optional_number("mscale_all_dim"))
+    if rope.kind == "longrope":
+        return replace(rope, short_factor=_factors(rope, section, "short_factor"),
+                       long_factor=_factors(rope, section, "long_factor"))
+    raise section.refuse("rope_type", f"not supported: known are {', '.join(KINDS)}")
+
+
+def _factors(rope: RopeSpec, section: ConfigReader, name: str) -> tuple[float, ...]:
+    factors = section.numbers(name)
+    if len(factors) != rope.rotary_dim // 2:
+        raise section.refuse(name, f"{len(factors)} numbers, where a rotary width of {rope.rotary_dim} needs "
+                                   f"{rope.rotary_dim // 2}")
+    return factors

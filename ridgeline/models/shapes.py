@@ -1,0 +1,95 @@
+"""Published shapes by name, as configs: what load_format "dummy" and the planner run without any download.
+
+Each is the public config.json of the model, without what does not shape it.
+"""
+
+from collections.abc import Mapping
+
+Config = Mapping[str, object]
+
+
+def _shape(family: str, sizes: tuple[int, ...], *, vocab: int, context: int, theta: float, eps: float,
+           bos: int, eos: list[int], tied: bool = False, **more: object) -> Config:
+    hidden, inner, layers, heads, kv_heads = sizes
+    return {
+        "model_type": family, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+        "max_position_embeddings": context, "rope_theta": theta, "rms_norm_eps": eps, "bos_token_id": bos,
+        "eos_token_id": eos, "tie_word_embeddings": tied, "hidden_act": "silu", "dtype": "bfloat16", **more}
+
+
+def _llama2(*sizes: int) -> Config:
+    return _shape("llama", sizes, vocab=32000, context=4096, theta=10_000.0, eps=1e-5, bos=1, eos=[2])
+
+
+def _llama3(*sizes: int) -> Config:
+    return _shape("llama", sizes, vocab=128256, context=8192, theta=500_000.0, eps=1e-5, bos=128000,
+                  eos=[128001, 128009])
+
+
+def _llama31(*sizes: int, factor: float = 8.0, tied: bool = False) -> Config:
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}
+    return _shape("llama", sizes, vocab=128256, context=131072, theta=500_000.0, eps=1e-5, bos=128000,
+                  eos=[128001, 128008, 128009], tied=tied, rope_scaling=scaling)
+
+
+def _smollm2(*sizes: int, theta: float = 100_000.0) -> Config:
+    return _shape("llama", sizes, vocab=49152, context=8192, theta=theta, eps=1e-5, bos=1, eos=[2], tied=True,
+                  pad_token_id=2)
+
+
+def _qwen2(*sizes: int, vocab: int = 152064, tied: bool = False) -> Config:
+    return _shape("qwen2", sizes, vocab=vocab, context=32768, theta=1_000_000.0, eps=1e-6, bos=151643,
+                  eos=[151645, 151643], tied=tied)
+
+
+def _qwen3(*sizes: int, tied: bool = False) -> Config:
+    return _shape("qwen3", sizes, vocab=151936, context=40960, theta=1_000_000.0, eps=1e-6, bos=151643,
+                  eos=[151645, 151643], tied=tied, head_dim=128)
+
+
+def _mistral(*sizes: int, vocab: int, theta: float, window: int | None) -> Config:
+    return _shape("mistral", sizes, vocab=vocab, context=32768, theta=theta, eps=1e-5, bos=1, eos=[2],
+                  sliding_window=window)
+
+
+def _phi3(*sizes: int) -> Config:
+    return _shape("phi3", sizes, vocab=32064, context=4096, theta=10_000.0, eps=1e-5, bos=1,
+                  eos=[32000, 32001, 32007], pad_token_id=32000, sliding_window=2047,
+                  original_max_position_embeddings=4096)
+
+
+SHAPES: Mapping[str, Config] = {
+    "llama-2-7b": _llama2(4096, 11008, 32, 32, 32),
+    "llama-2-13b": _llama2(5120, 13824, 40, 40, 40),
+    "llama-2-70b": _llama2(8192, 28672, 80, 64, 8),
+    "llama-3-8b": _llama3(4096, 14336, 32, 32, 8),
+    "llama-3-70b": _llama3(8192, 28672, 80, 64, 8),
+    "llama-3.1-8b": _llama31(4096, 14336, 32, 32, 8),
+    "llama-3.1-70b": _llama31(8192, 28672, 80, 64, 8),
+    "llama-3.1-405b": _llama31(16384, 53248, 126, 128, 8),
+    "llama-3.2-1b": _llama31(2048, 8192, 16, 32, 8, factor=32.0, tied=True),
+    "llama-3.2-3b": _llama31(3072, 8192, 28, 24, 8, factor=32.0, tied=True),
+    "llama-3.3-70b": _llama31(8192, 28672, 80, 64, 8),
+    "smollm2-135m": _smollm2(576, 1536, 30, 9, 3),
+    "smollm2-360m": _smollm2(960, 2560, 32, 15, 5),
+    "smollm2-1.7b": _smollm2(2048, 8192, 24, 32, 32, theta=130_000.0),
+    "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2, vocab=151936, tied=True),
+    "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2, vocab=151936, tied=True),
+    "qwen2.5-3b": _qwen2(2048, 11008, 36, 16, 2, vocab=151936, tied=True),
+    "qwen2.5-7b": _qwen2(3584, 18944, 28, 28, 4),
+    "qwen2.5-14b": _qwen2(5120, 13824, 48, 40, 8),
+    "qwen2.5-32b": _qwen2(5120, 27648, 64, 40, 8),
+    "qwen2.5-72b": _qwen2(8192, 29568, 80, 64, 8),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, tied=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32, 8),
+    "qwen3-14b": _qwen3(5120, 17408, 40, 40, 8),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64, 8),
+    "mistral-7b-v0.1": _mistral(4096, 14336, 32, 32, 8, vocab=32000, theta=10_000.0, window=4096),
+    "mistral-7b": _mistral(4096, 14336, 32, 32, 8, vocab=32768, theta=1_000_000.0, window=None),
+    "phi-3-mini": _phi3(3072, 8192, 32, 32, 32),
+    "phi-3-medium": _phi3(5120, 17920, 40, 40, 10),
+}
