@@ -1,7 +1,7 @@
 """Messages across the process border (msgspec, tagged), client -> engine and engine -> client. Torch-free.
 
-Sockets: the engine binds one ROUTER (ipc); each client connects a DEALER. A frame is one msgpack-encoded union value,
-or a list of them: the engine sends all news of a step for one client as one frame.
+Sockets: the engine binds one ROUTER (ipc); each client connects a DEALER. A frame is one msgpack-encoded
+union value, or a list of them: the engine sends all news of a step for one client as one frame.
 """
 
 import msgspec
@@ -40,7 +40,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Stop a request (or one choice of it). keep_tokens: output tokens that count (a stop string's hit), else None."""
+    """Stop a request (or one choice of it). keep_tokens: output tokens that count (a stop string's hit)."""
 
     id: str
     choice: int | None = None
@@ -48,14 +48,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """A question to the engine; what: "info", "stats", "drain" (stop admitting, answer when idle), "shutdown"."""
+    """A question to the engine. what: info, stats, drain (stop admitting, answer when idle) or shutdown."""
 
     id: str
     what: str
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one position: the taken token first, then the top k, best first. rank: of the taken token, 0 = best."""
+    """Of one position: the taken token first, then the top k, best first. rank of the taken: 0 = best."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -63,7 +63,7 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True):
-    """One choice's news of a step; mirrors schedule.request.Output. finish: stop, length, abort, error or None."""
+    """One choice's news of a step, as schedule.request.Output. finish: stop, length, abort, error or None."""
 
     id: str
     choice: int = 0
