@@ -61,7 +61,7 @@ def gguf_sampling(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _family_fields(arch: str, reader: ConfigReader, tensors: Mapping[str, StoredTensor]) -> dict[str, object]:
-    """Biases by the tensors that are there; a window turns llama into mistral (GGUF has one name for both)."""
+    """Biases by the tensors that are there; a window makes llama mistral, which GGUF calls llama too."""
     fields: dict[str, object] = {}
     if arch in ("llama", "phi3"):
         window = reader.optional_integer("attention.sliding_window") or None
@@ -116,7 +116,7 @@ def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
 
 
 def _end_ids(metadata: Mapping[str, object]) -> Iterator[int]:
-    """Every id that ends a text: the file's eos, eot and eom, and control tokens that by their text end a turn."""
+    """Every id that ends a text: the file's eos, eot and eom, and control tokens known to end a turn."""
     for name in ("eos", "eot", "eom"):
         token = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(token, int):

@@ -1,0 +1,78 @@
+"""Downloads from the Hub, by its own client library (imported here only, when a download is asked for).
+
+The library keeps finished files, verifies sizes, resumes a transfer whose connection broke and shows
+progress. Owns which files are fetched and what a failure is called.
+"""
+
+import re
+from pathlib import Path
+
+from ridgeline.base.config import hub_endpoint, hub_offline, hub_token
+from ridgeline.base.errors import CheckpointError, ConfigError
+
+_SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+          "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*")
+_WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
+_ELSEWHERE = ("*/*", "consolidated*", "adapter_model*")  # copies in other layouts, and adapters
+_SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+
+
+def download(repo: str, *, revision: str | None = None, file: str | None = None,
+             weights: bool = True) -> Path:
+    """Fetch what a model needs of a repository; returns its folder, or the path of `file` when one is named.
+
+    Without a file: config, tokenizer and safetensors (weights=False leaves those out). ConfigError when the
+    repository cannot be had, CheckpointError when it holds no weights that we read.
+    """
+    if file is None:
+        folder = _fetch(repo, revision, [*_SMALL, *(_WEIGHTS if weights else ())], list(_ELSEWHERE))
+        if weights and not any(folder.glob("*.safetensors")):
+            raise CheckpointError(_without_weights(repo, revision))
+        return folder
+    split = _SPLIT.fullmatch(file)
+    folder = _fetch(repo, revision, [f"{split[1]}-?????-of-{split[2]}.gguf" if split else file], [])
+    if not (folder / file).is_file():
+        raise CheckpointError(f"{repo} on the Hub has no file {file}: it has {_listed(repo, revision)}")
+    return folder / file
+
+
+def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str]) -> Path:
+    from huggingface_hub import errors, snapshot_download
+    at = f"{repo}@{revision}" if revision else repo
+    try:
+        return Path(snapshot_download(
+            repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore, token=hub_token() or False,
+            endpoint=hub_endpoint(), local_files_only=hub_offline()))
+    except errors.GatedRepoError:
+        raise ConfigError(f"{at} is gated: accept its terms at {hub_endpoint()}/{repo}, then set HF_TOKEN "
+                          "to a token of that account") from None
+    except errors.RepositoryNotFoundError:
+        raise ConfigError(f"the Hub has no model {repo}, or it is private: check the spelling, or set "
+                          "HF_TOKEN to a token that may read it") from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError(f"{repo} has no revision {revision!r}: name a branch, a tag or a commit") from None
+    except errors.LocalEntryNotFoundError:
+        why = "HF_HUB_OFFLINE is set" if hub_offline() else f"{hub_endpoint()} cannot be reached"
+        raise ConfigError(f"{at} is not (wholly) downloaded yet and {why}: go online once, or name a local "
+                          "folder or a GGUF file") from None
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{repo!r} is no Hub id: {error}") from None
+    except (OSError, errors.HfHubHTTPError) as error:
+        raise CheckpointError(f"the download of {at} stopped ({error}): run the same command again, finished "
+                              "files are kept") from error
+
+
+def _without_weights(repo: str, revision: str | None) -> str:
+    return (f"{repo} on the Hub has no *.safetensors file: it has {_listed(repo, revision)}. Name a GGUF file as "
+            f"{repo}:FILE.gguf, or another repository")
+
+
+def _listed(repo: str, revision: str | None) -> str:
+    """The repository's weight files, for an error's text."""
+    from huggingface_hub import HfApi
+    if hub_offline():
+        return "other files"
+    api = HfApi(endpoint=hub_endpoint(), token=hub_token() or False)
+    names = api.list_repo_files(repo, revision=revision)
+    weights = [name for name in names if name.endswith((".gguf", ".bin", ".pt", ".pth", ".safetensors"))]
+    return ", ".join(weights[:20]) or "no weights at all"
