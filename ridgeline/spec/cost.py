@@ -1,23 +1,31 @@
-"""Costs as linear forms over a step's sums, so that equal layers fold into one line and pricing is a dot product.
+"""Costs as linear forms over a step's sums: equal layers fold into one line and pricing is a dot product.
 
-A step is summed once: tokens, rows, projected positions, and, for each distinct attention window of the model, the
-(query, key) pairs that are visible and the keys that are read. A cost line has a vector of coefficients over them.
+A step is summed once: tokens, rows, projected positions, whether any position is projected at all, and, for
+each distinct attention window of the model, the (query, key) pairs that are visible and the keys that are
+read. A cost line has a vector of coefficients over them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-ONE, TOKENS, ROWS, PROJECTED, PAIRS, CONTEXT = "one", "tokens", "rows", "projected", "pairs", "context"
-Term = tuple[str, int | None]  # (sum, window); the window only matters for PAIRS and CONTEXT, None is full attention
+ONE, TOKENS, ROWS, PROJECTED, PROJECTS = "one", "tokens", "rows", "projected", "projects"
+PAIRS, CONTEXT = "pairs", "context"
+Term = tuple[str, int | None]  # (sum, window): the window matters for PAIRS and CONTEXT, None is full
 Form = tuple[tuple[Term, float], ...]
 
 
-def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float = 0, pairs: float = 0,
-         context: float = 0, window: int | None = None) -> Form:
-    """A linear form; zero coefficients are left out. window applies to pairs and context."""
+def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float = 0, projects: float = 0,
+         pairs: float = 0, context: float = 0, window: int | None = None) -> Form:
+    """A linear form; zero coefficients are left out. window applies to pairs and context; projects counts
+    once in a step that projects any position."""
     items = ((ONE, None, one), (TOKENS, None, tokens), (ROWS, None, rows), (PROJECTED, None, projected),
-             (PAIRS, window, pairs), (CONTEXT, window, context))
+             (PROJECTS, None, projects), (PAIRS, window, pairs), (CONTEXT, window, context))
     return tuple(((name, w), float(value)) for name, w, value in items if value)
+
+
+def scale(one: Form, factor: float) -> Form:
+    """The form times a number."""
+    return tuple((term, value * factor) for term, value in one)
 
 
 def add(forms: Iterable[Form]) -> Form:
@@ -33,9 +41,9 @@ def add(forms: Iterable[Form]) -> Form:
 class CostLine:
     """One operation of a block.
 
-    op: the name in reports ("qkv", "attention"). flops, read, written, sent: forms (FLOPs and bytes; activations and
-    cache only). weights: names of the block's params whose bytes one step reads once, priced by their format.
-    cache_read, cache_written: forms in cache *elements*, priced by the cache's dtype.
+    op: the name in reports ("qkv", "attention"). flops, read, written, sent: forms (FLOPs and bytes;
+    activations and cache only). weights: names of the block's params whose bytes one step reads once, priced
+    by their format. cache_read, cache_written: forms in cache *elements*, priced by the cache's dtype.
     """
 
     op: str
@@ -50,9 +58,10 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """A step in numbers. windows maps each distinct window (None: full) to (pairs, context).
+    """A step in numbers; `ledger.sums` makes one.
 
-    pairs: visible (query, key) pairs summed over rows. context: keys read, each row's once.
+    windows: each distinct window (None: full) -> (pairs, context). pairs: visible (query, key) pairs summed
+    over rows. context: keys read, each row's once.
     """
 
     tokens: int
@@ -64,6 +73,8 @@ class StepSums:
         name, window = term
         if name == ONE:
             return 1.0
+        if name == PROJECTS:
+            return float(self.projected > 0)
         if name == PAIRS:
             return float(self.windows[window][0])
         if name == CONTEXT:

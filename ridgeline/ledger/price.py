@@ -1,0 +1,44 @@
+"""The floor of a step in seconds, fast enough to ask for at every step: equal layers are folded at load, and
+a price is one small matrix product. `roofline.floors` is its slow twin with names."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.ledger.account import Account
+from ridgeline.ledger.sums import StepShape, Summer
+from ridgeline.spec.cost import Form
+from ridgeline.spec.hardware import HardwareSpec
+
+
+class Price:
+    """price(step) -> the least seconds that one device needs for it. Legend: L lines, S sums.
+
+    flops_per_s: the rate of the arithmetic in use. One device only: lines that send bytes belong to several.
+    """
+
+    def __init__(self, account: Account, device: HardwareSpec, *, flops_per_s: float) -> None:
+        assert not any(line.sent for line in account.lines), "one device sends nothing"
+        self._summer = Summer(account.windows)
+        self._num_lines = len(account.lines)
+        read = np.stack([self._row(line.read) * line.count for line in account.lines])
+        written = np.stack([self._row(line.written) * line.count for line in account.lines])
+        flops = np.stack([self._row(line.flops) * line.count for line in account.lines])
+        self._read_S, self._written_S, self._flops_S = read.sum(0), written.sum(0), flops.sum(0)
+        self._seconds_2L_S = np.concatenate([(read + written) / device.bytes_per_s, flops / flops_per_s])
+
+    def _row(self, one: Form) -> NDArray[np.float64]:
+        values = np.zeros(len(self._summer.terms))
+        for term, value in one:
+            values[self._summer.terms.index(term)] += value
+        return values
+
+    def __call__(self, step: StepShape) -> float:
+        """The floor of a step, seconds."""
+        sums = self._summer.vector(step.start, step.count, step.num_sampled)
+        seconds: list[float] = (self._seconds_2L_S @ sums).tolist()
+        return sum(map(max, seconds[:self._num_lines], seconds[self._num_lines:]))
+
+    def moved(self, step: StepShape) -> tuple[float, float, float]:
+        """(bytes read, bytes written, FLOPs) of a step."""
+        sums = self._summer.vector(step.start, step.count, step.num_sampled)
+        return float(self._read_S @ sums), float(self._written_S @ sums), float(self._flops_S @ sums)

@@ -1,0 +1,104 @@
+"""A machine's measured profile: a named JSON file, written by `bench`, read by whoever prices a step.
+
+Never hidden state: nothing is read unless its name or path is given, and whatever used it says so.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ridgeline.base.config import cache_dir
+from ridgeline.base.errors import ConfigError
+from ridgeline.spec.hardware import HardwareSpec
+
+FORMAT = 1
+_NO_TABLES: Mapping[str, "StepTable"] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Measured seconds of whole steps of one model, as it was run.
+
+    rows -> seconds of a step of so many decodes, each with `context` tokens behind it; chunk -> seconds of a
+    step with one prompt chunk of so many tokens and nothing before it. Both ascending.
+    """
+
+    rows: tuple[int, ...]
+    row_s: tuple[float, ...]
+    context: int
+    chunk: tuple[int, ...]
+    chunk_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for counts, seconds in ((self.rows, self.row_s), (self.chunk, self.chunk_s)):
+            if len(counts) != len(seconds) or len(counts) < 2 or list(counts) != sorted(set(counts)):
+                raise ConfigError("a step table needs two or more ascending counts, with one time for each")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProfile:
+    """What one machine was measured to do with `threads` compute threads.
+
+    read_bytes_per_s: streaming read. flops_per_s: matrix product by dtype name. about: where and with what it
+    was measured (processor, versions, commit). tables: by a name of the model and its numeric path.
+    """
+
+    name: str
+    threads: int
+    memory_bytes: int
+    read_bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    about: Mapping[str, str]
+    tables: Mapping[str, StepTable] = field(default_factory=lambda: _NO_TABLES)
+
+    def hardware(self) -> HardwareSpec:
+        """The same as a device, for the roofline."""
+        return HardwareSpec(name=self.name, marketed_bytes=self.memory_bytes, usable_bytes=self.memory_bytes,
+                            bytes_per_s=self.read_bytes_per_s, flops_per_s=dict(self.flops_per_s))
+
+
+def profile_path(name: str) -> Path:
+    """Where a profile of that name lies; a name with a folder in it, or with .json at its end, is a path of
+    its own."""
+    if "/" in name or name.endswith(".json"):
+        return Path(name)
+    return cache_dir() / "profiles" / f"{name}.json"
+
+
+def save_profile(profile: MachineProfile) -> Path:
+    """Write a profile under its name, replacing an older one whole; returns the path."""
+    path = profile_path(profile.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
+    fields |= {"flops_per_s": dict(profile.flops_per_s), "about": dict(profile.about),
+               "tables": {key: dataclasses.asdict(table) for key, table in profile.tables.items()}}
+    text = json.dumps({"format": FORMAT, **fields}, indent=1, allow_nan=False)
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def _table(fields: dict[str, Any]) -> StepTable:
+    context = int(fields.pop("context"))
+    return StepTable(context=context, **{key: tuple(values) for key, values in fields.items()})
+
+
+def load_profile(name: str) -> MachineProfile:
+    """A profile by name or path. ConfigError when there is none, or it is not one that this version wrote."""
+    path = profile_path(name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("format") != FORMAT:
+            raise ConfigError("another format")
+        tables = {key: _table(fields) for key, fields in data.pop("tables").items()}
+        return MachineProfile(**data, tables=tables)
+    except FileNotFoundError:
+        raise ConfigError(f"no profile {path}: measure this machine with "
+                          f"`ridgeline bench latency --profile {name}`") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a machine profile ({error}): delete it and measure again") from None
