@@ -11,7 +11,8 @@ from ridgeline.base.config import hub_endpoint, hub_offline, hub_token
 from ridgeline.base.errors import CheckpointError, ConfigError
 
 _SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-          "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*")
+          "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+          "chat_template*")
 _WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 _ELSEWHERE = ("*/*", "consolidated*", "adapter_model*")  # copies in other layouts, and adapters
 _SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
@@ -63,8 +64,8 @@ def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str])
 
 
 def _without_weights(repo: str, revision: str | None) -> str:
-    return (f"{repo} on the Hub has no *.safetensors file: it has {_listed(repo, revision)}. Name a GGUF file as "
-            f"{repo}:FILE.gguf, or another repository")
+    return (f"{repo} on the Hub has no *.safetensors file: it has {_listed(repo, revision)}. Name a GGUF file "
+            f"as {repo}:FILE.gguf, or another repository")
 
 
 def _listed(repo: str, revision: str | None) -> str:

@@ -42,13 +42,13 @@ def resolve(model: str | None, *, revision: str | None = None, load_format: str 
         return Resolved(name=path.stem if path.suffix == ".gguf" else path.resolve().name, path=path)
     if model.lower() in SHAPES:
         if load_format != "dummy":
-            raise ConfigError(f"{model} is a published shape without weights: add load_format dummy for random "
-                              "ones, or name a folder, a GGUF file or a Hub id")
+            raise ConfigError(f"{model} is a published shape without weights: add load_format dummy for "
+                              "random ones, or name a folder, a GGUF file or a Hub id")
         return Resolved(name=model.lower(), path=None)
     match = _HUB_ID.fullmatch(model)
     if match is None or model.startswith((".", "/", "~")) or (path.suffix == ".gguf" and not match["file"]):
-        raise ConfigError(f"no folder or file {model!r} here, and it is no Hub id (org/name) either. Published "
-                          f"shapes for load_format dummy: {', '.join(SHAPES)}")
+        raise ConfigError(f"no folder or file {model!r} here, and it is no Hub id (org/name) either. "
+                          f"Published shapes for load_format dummy: {', '.join(SHAPES)}")
     where = download(match["repo"], revision=match["revision"] or revision, file=match["file"],
                      weights=load_format != "dummy")
     return Resolved(name=where.stem if match["file"] else match["repo"], path=where)
