@@ -143,7 +143,7 @@ class Choice:
                 count = index + 1
                 break
         if hit is None and news.finish is not None:
-            piece, hit = side.end()
+            piece, hit = side.end(armed=len(self.token_ids) + count > self._params.min_tokens)
             pieces.append(piece)
         text = "".join(pieces)
         if text:
@@ -188,9 +188,9 @@ class _TextSide:
             self._held.append(describe(logprobs, self._tokenizer, offset=self._decoded))
         return self._advance(self._detokenizer.feed(token), armed=armed)
 
-    def end(self) -> tuple[str, str | None]:
+    def end(self, *, armed: bool) -> tuple[str, str | None]:
         """No more tokens: the rest of the text, unless it still completes a stop string."""
-        text, hit = self._advance(self._detokenizer.finish(), armed=True)
+        text, hit = self._advance(self._detokenizer.finish(), armed=armed)
         if hit is None:
             rest = self._stops.finish()
             self._released += len(rest)

@@ -15,6 +15,7 @@ class SamplingParams:
     logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of the
     model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt positions.
     max_tokens None runs to the context border. stop strings are the text layer's; stop_token_ids the scheduler's.
+    Lists are taken as tuples, one stop string as a tuple of it, None as no stop, and top_k -1 as 0 (off).
     """
 
     n: int = 1
@@ -37,6 +38,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
 
     @property
     def greedy(self) -> bool:

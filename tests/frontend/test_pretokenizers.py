@@ -9,7 +9,7 @@ TEXT = "I'LL pay $1234.50,\r\n\n  ok?!\tNaïve CamelCase don't"
 
 
 def words(name: str) -> list[str]:
-    """How a text is cut: every piece of it is in the vocabulary and every merge allowed, so that only cuts stop one."""
+    """How a text is cut: every piece of it is a token and every merge allowed, so that only cuts stop one."""
     spell = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     spelled = "".join(spell[byte] for byte in TEXT.encode())
     cuts = range(len(spelled) + 1)

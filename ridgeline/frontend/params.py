@@ -1,0 +1,130 @@
+"""Sampling parameters at the borders: what is allowed, and the form that crosses to the engine.
+
+The last check before the sampler, for requests from Python or a foreign client. Torch-free.
+"""
+
+import math
+from typing import Any
+
+from ridgeline.base.errors import RequestError
+from ridgeline.frontend.protocol import Sampling
+from ridgeline.spec.sampling import SamplingParams
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+
+
+def to_wire(params: SamplingParams) -> Sampling:
+    """Without what is the text layer's business."""
+    return Sampling(
+        n=params.n,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=list(params.stop_token_ids),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )
+
+
+def from_wire(sampling: Sampling) -> SamplingParams:
+    """The engine's side of `to_wire`."""
+    return SamplingParams(
+        n=sampling.n,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+    )
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """RequestError for a number that is out of range, not finite or not a number, and for an empty stop.
+
+    Token ids are checked where the vocabulary is known, at the scheduler's door.
+    """
+    _whole(params, "n", 1, MAX_CHOICES)
+    _number(params, "temperature", 0.0, math.inf)
+    _whole(params, "top_k", 0, 2**31 - 1)
+    _number(params, "top_p", 0.0, 1.0, above=True)
+    _number(params, "min_p", 0.0, 1.0)
+    _number(params, "repetition_penalty", 0.0, math.inf, above=True)
+    _number(params, "presence_penalty", -2.0, 2.0)
+    _number(params, "frequency_penalty", -2.0, 2.0)
+    _whole(params, "seed", -(2**63), 2**63 - 1, optional=True)
+    _whole(params, "max_tokens", 0, 2**31 - 1, optional=True)
+    _whole(params, "min_tokens", 0, 2**31 - 1)
+    _whole(params, "logprobs", 0, MAX_LOGPROBS, optional=True)
+    _whole(params, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+    _whole_numbers("stop_token_ids", params.stop_token_ids)
+    _whole_numbers("logit_bias", params.logit_bias)
+    for token, bias in params.logit_bias.items():
+        if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+            raise _refused("logit_bias", f"the bias {bias!r} of token {token} is not between -100 and 100")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise _refused("min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+    _check_stops(params)
+
+
+def _check_stops(params: SamplingParams) -> None:
+    if not all(isinstance(stop, str) for stop in params.stop):
+        raise _refused("stop", "write a string or several")
+    if not all(params.stop):
+        raise _refused("stop", "a stop string must not be empty")
+    if params.stop and not params.detokenize:
+        raise _refused("stop", "stop strings need detokenize to be True; use stop_token_ids")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_numbers(name: str, values: Any) -> None:
+    for value in values:
+        if not _is_whole(value):
+            raise _refused(name, f"{value!r} is not a token id")
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float, *, above: bool = False) -> None:
+    value = getattr(params, name)
+    if not _is_number(value) or not low <= value <= high or (above and value == low):
+        span = f"{'above' if above else 'at least'} {low:g}" + (
+            f" and at most {high:g}" if high < math.inf else ""
+        )
+        raise _refused(name, f"{value!r} is not a number {span}")
+
+
+def _whole(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None and optional:
+        return
+    if not _is_whole(value) or not low <= value <= high:
+        raise _refused(name, f"{value!r} is not a whole number from {low} to {high}")
+
+
+def _refused(name: str, what: str) -> RequestError:
+    return RequestError(f"{name}: {what}", param=name, code="invalid_value")
