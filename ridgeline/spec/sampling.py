@@ -1,8 +1,9 @@
-"""What a request asks of the sampler and when it ends. Torch-free; shared by the door, the scheduler and the runner."""
+"""What a request asks of the sampler and when it ends. Shared by the door, the scheduler and the runner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -12,10 +13,10 @@ class SamplingParams:
     """How to choose tokens and when to stop; the names are those of vLLM and OpenAI.
 
     temperature 0 (or below 1e-5) is greedy; ties go to the lowest token id. seed None draws one at admission.
-    logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of the
-    model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt positions.
-    max_tokens None runs to the context border. stop strings are the text layer's; stop_token_ids the scheduler's.
-    Lists are taken as tuples, one stop string as a tuple of it, None as no stop, and top_k -1 as 0 (off).
+    logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of
+    the model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt
+    positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids the
+    scheduler's. Lists are taken as tuples, one stop string as a tuple of it, None as no stop, top_k -1 as 0.
     """
 
     n: int = 1
@@ -40,7 +41,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        stop: Any = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
@@ -53,4 +55,4 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """True when the sampler reads the tokens so far (penalties)."""
-        return (self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0)
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
