@@ -1,4 +1,5 @@
-"""The door between the loop and whatever runs a step: the live runner, a group of them, or the simulator's ledger."""
+"""The door between the loop and whatever runs a step: the live runner, a group of them, or the simulator's
+ledger."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,8 @@ from ridgeline.spec.cache import CacheLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor offers, fixed for its life. num_pages counts page 0, which is never given out (the null page)."""
+    """What an executor offers, fixed for its life. num_pages counts page 0, which is never given out (the
+    null page)."""
 
     layout: CacheLayout
     num_pages: int
@@ -35,5 +37,6 @@ class Executor(Protocol):
         ...
 
     def finish(self, ticket: int, now: float) -> StepResult:
-        """Wait for a step. Tickets are finished in the order begun. Raises only when the executor itself is broken."""
+        """Wait for a step. Tickets are finished in the order begun. Raises only when the executor itself is
+        broken."""
         ...

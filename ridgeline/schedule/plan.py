@@ -1,4 +1,5 @@
-"""StepPlan and StepResult: the only two values that cross between the scheduler and an executor. Arrays, not objects.
+"""StepPlan and StepResult: the only two values that cross between the scheduler and an executor. Arrays, not
+objects.
 
 Legend: R rows of the step, T flat tokens of the step (the rows' tokens one after another), numpy throughout.
 Rows are sorted: first the rows with `count` 1 that sample (decodes), then the others (chunks of prompts).
@@ -22,10 +23,11 @@ Long = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStart:
-    """A request that takes a runner row with this step. Sent once (again after a preemption, with what is known).
+    """A request that takes a runner row with this step. Sent once (again after a preemption, with what is
+    known).
 
-    prompt and output: token ids known so far. seed: always set here. prompt_logprobs_from: first position whose
-    prompt log-probability is still owed (positions before it were delivered before a preemption).
+    prompt and output: token ids known so far. seed: always set here. prompt_logprobs_from: first position
+    whose prompt log-probability is still owed (positions before it were delivered before a preemption).
     """
 
     request: int
@@ -40,7 +42,8 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDelta:
-    """New block-table entries of one cache group: table[row[i], index[i]] = page[i] (i runs over this step's news)."""
+    """New block-table entries of one cache group: table[row[i], index[i]] = page[i] (i runs over this step's
+    news)."""
 
     row: Int
     index: Int
@@ -73,11 +76,11 @@ class Copies:
 class StepPlan:
     """One iteration over all rows that take part.
 
-    request [R] engine-wide request number; row [R] the runner row; start [R] position of the row's first token in
-    this step (= tokens computed before it); count [R] tokens of the row; sample [R] SAMPLE_*; draft [R] reserved
-    draft slots (0 without speculation); tokens [T] input ids, PLACEHOLDER where only the device knows.
-    tables: one TableDelta a cache group. row_starts come before anything else of the step; rows whose request ended
-    are simply given to another request by a later RowStart.
+    request [R] engine-wide request number; row [R] the runner row; start [R] position of the row's first
+    token in this step (= tokens computed before it); count [R] tokens of the row; sample [R] SAMPLE_*; draft
+    [R] reserved draft slots (0 without speculation); tokens [T] input ids, PLACEHOLDER where only the device
+    knows. tables: one TableDelta a cache group. row_starts come before anything else of the step; rows whose
+    request ended are simply given to another request by a later RowStart.
     """
 
     step: int
@@ -120,11 +123,11 @@ class RowLogprobs:
 class StepResult:
     """What an executor returns for a plan, in the plan's row order.
 
-    num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1 when
-    verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or the row broke:
-    such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into the plan's rows, only
-    for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in order.
-    returned_tickets: copies that have finished. started_s, finished_s: the executor's clock.
+    num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1
+    when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
+    the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
+    the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
+    order. returned_tickets: copies that have finished. started_s, finished_s: the executor's clock.
     """
 
     step: int

@@ -1,8 +1,14 @@
-"""A request as the scheduler sees it: three counters over one list of known tokens, not a phase."""
+"""A request as the scheduler sees it, and the news of it that leaves the scheduler.
+
+The three counters (known, scheduled, computed) of a request that runs live in `rows.py`, as arrays over
+runner rows; a request that does not run has scheduled = computed = 0 by definition, so nothing is kept twice.
+"""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +17,8 @@ from ridgeline.spec.sampling import SamplingParams
 
 
 class Status(enum.Enum):
-    """Where a request stands. PREPARING waits for something outside (pixels, a transfer, its fork's parent)."""
+    """Where a request stands. PREPARING waits for something outside (pixels, a transfer, its fork's
+    parent)."""
 
     PREPARING = "preparing"
     WAITING = "waiting"
@@ -20,7 +27,8 @@ class Status(enum.Enum):
 
 
 class Finish(enum.StrEnum):
-    """Why a request ended. STOP: an end id or stop token; LENGTH: max_tokens or the context border."""
+    """Why a request ended. STOP: an end id, a stop token or (keep_tokens) a stop string; LENGTH: max_tokens
+    or the context border."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,8 +40,8 @@ class Finish(enum.StrEnum):
 class NewRequest:
     """What the loop is given. id is the caller's; n > 1 is asked as one NewRequest and forks inside.
 
-    priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s: the clock's
-    seconds when the door took it.
+    priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
+    the clock's seconds when the door took it.
     """
 
     id: str
@@ -45,62 +53,13 @@ class NewRequest:
     tenant: str = ""
 
 
-@dataclass(slots=True)
-class Request:
-    """One choice of a request. Written by the scheduler only.
+class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """News of one choice, emitted after a commit. A msgspec struct because a step makes one for every row.
 
-    tokens [known]: prompt and committed output. scheduled: tokens of it (placeholders included) given to a plan.
-    computed: tokens whose step has come back. in_flight: placeholders, i.e. outputs that plans will bring.
-    """
-
-    number: int
-    id: str
-    choice: int
-    params: SamplingParams
-    seed: int
-    tokens: list[int]
-    num_prompt: int
-    stop_token_ids: frozenset[int]
-    max_tokens: int
-    priority: int = 0
-    cache_salt: str = ""
-    tenant: str = ""
-    arrived_s: float = 0.0
-    status: Status = Status.WAITING
-    row: int = -1
-    scheduled: int = 0
-    computed: int = 0
-    in_flight: int = 0
-    num_cached: int = 0
-    parent: int | None = None
-    finish: Finish | None = None
-    prompt_logprobs_done: int = 1
-    num_preemptions: int = 0
-    wasted_tokens: int = 0
-    first_scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_step: int = -1
-
-    @property
-    def known(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - self.num_prompt
-
-    @property
-    def pending(self) -> int:
-        """Tokens that the next plan may take: known + placeholders in flight - scheduled."""
-        return len(self.tokens) + self.in_flight - self.scheduled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """News of one choice, emitted after a commit.
-
-    new_tokens: ids in order (the end id included, marked by finish). num_prompt, num_cached: for usage; set always.
-    error: the text for finish ERROR. times_s: {"arrived", "first_scheduled", "first_token", "finished"} at the end.
+    new_tokens: ids in order (the end id included, marked by finish). num_prompt, num_cached, num_output: for
+    usage; set always. error: the text for finish ERROR. times_s: {"arrived", "first_scheduled",
+    "first_token", "finished"} (those that happened) at the end. account: at the end, numbers that explain the
+    request.
     """
 
     id: str
@@ -114,5 +73,76 @@ class Output:
     num_prompt: int = 0
     num_cached: int = 0
     num_output: int = 0
-    times_s: dict[str, float] = field(default_factory=dict)
-    account: dict[str, float | int | str] = field(default_factory=dict)
+    times_s: Mapping[str, float] = {}
+    account: Mapping[str, float | int | str] = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One choice of a request. Written by the scheduler only.
+
+    tokens [known]: prompt and committed output. order: the policy's rank, smaller first, unique. row: the
+    runner row while RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
+    row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
+    preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
+    prompt position whose log-probability is still owed (num_prompt when none is).
+    """
+
+    number: int
+    id: str
+    choice: int
+    params: SamplingParams
+    seed: int
+    prompt: NDArray[np.int32]
+    tokens: list[int]
+    stop_token_ids: frozenset[int]
+    max_tokens: int
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    arrived_s: float = 0.0
+    order: tuple[float, ...] = ()
+    status: Status = Status.WAITING
+    row: int = -1
+    last_step: int = -1
+    num_prompt: int = 0
+    num_cached: int = 0
+    prompt_logprobs_from: int = 1
+    lost_tokens: int = 0
+    wasted_tokens: int = 0
+    num_preemptions: int = 0
+    finish: Finish | None = None
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def end(self) -> int:
+        """Positions that are ever fed: the last output token is not. Asked for no token, it still computes
+        one."""
+        return max(1, self.num_prompt + self.max_tokens - 1)
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        return self.prompt_logprobs_from < self.num_prompt
+
+    def news(self, new_tokens: tuple[int, ...] = (), *, stop_token: int | None = None,
+             error: str | None = None, logprobs: tuple[RowLogprobs, ...] = (),
+             prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = ()) -> Output:
+        """What the caller hears now; the last news (finish is set) carries the times and the account."""
+        output = Output(
+            id=self.id, choice=self.choice, new_tokens=new_tokens, finish=self.finish, stop_token=stop_token,
+            error=error, logprobs=logprobs, prompt_logprobs=prompt_logprobs, num_prompt=self.num_prompt,
+            num_cached=self.num_cached, num_output=self.num_output)
+        if self.finish is None:
+            return output
+        times = {"arrived": self.arrived_s, "first_scheduled": self.first_scheduled_s,
+                 "first_token": self.first_token_s, "finished": self.finished_s}
+        account = {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens}
+        return msgspec.structs.replace(
+            output, times_s={name: at for name, at in times.items() if at is not None}, account=account)

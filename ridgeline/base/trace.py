@@ -1,0 +1,161 @@
+"""Records of steps and requests: one format for the live engine, the simulator and the benchmarks.
+
+A trace file is JSON lines: a header, then records in the order they happened, each with its "kind". Times are
+seconds of the clock that drove the loop. Knows no scheduler: whoever has the numbers fills the records in.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One finished step.
+
+    num_decodes: rows with one token that sample; num_chunks: the other rows, prefill_tokens theirs.
+    num_sampled: projected positions. context_tokens: keys read, each row's once, under full attention.
+    running, waiting: requests after the plan. used_pages, free_pages: of the arena after the plan.
+    num_preemptions: made by this plan. num_failed: rows that ended with an error. begun_s: handed to the
+    executor; started_s, finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s:
+    what the executor said it would take (None: it could not say); measured_s: what it took; floor_s: the
+    roofline's price (None without one).
+    """
+
+    step: int
+    num_decodes: int
+    num_chunks: int
+    prefill_tokens: int
+    num_sampled: int
+    context_tokens: int
+    running: int
+    waiting: int
+    used_pages: int
+    free_pages: int
+    num_copies: int
+    num_preemptions: int
+    num_failed: int
+    begun_s: float
+    started_s: float
+    finished_s: float
+    plan_s: float
+    commit_s: float
+    planned_s: float | None
+    measured_s: float
+    floor_s: float | None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.prefill_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One ended choice of a request. token_times_s: when each output token was committed; may be left empty.
+
+    num_cached: prompt tokens reused from the cache. wasted_tokens: computed again after a preemption, or past
+    the end. first_scheduled_s and first_token_s are None when it ended before.
+    """
+
+    id: str
+    choice: int
+    priority: int
+    tenant: str
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    finish: str
+    num_preemptions: int
+    wasted_tokens: int
+    arrived_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    token_times_s: tuple[float, ...] = ()
+
+
+Record = StepRecord | RequestRecord
+_KINDS: tuple[tuple[str, type], ...] = (("step", StepRecord), ("request", RequestRecord))
+
+
+class Trace(Protocol):
+    """Takes records as they happen."""
+
+    def add(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RingTrace:
+    """The last records in memory: `steps` and `requests`, oldest first."""
+
+    def __init__(self, num_steps: int = 4096, num_requests: int = 4096) -> None:
+        self.steps: deque[StepRecord] = deque(maxlen=num_steps)
+        self.requests: deque[RequestRecord] = deque(maxlen=num_requests)
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
+        else:
+            self.requests.append(record)
+
+    def close(self) -> None:
+        """Nothing to do: the records stay readable."""
+
+
+class JsonlTrace:
+    """Writes a trace file. `about` (engine, model, commit, ...) goes into the header."""
+
+    def __init__(self, path: str | Path, about: dict[str, str | int | float] | None = None) -> None:
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (open for the trace's life)
+        self._write({"kind": "header", "format": FORMAT, **(about or {})})
+
+    def add(self, record: Record) -> None:
+        kind = next(name for name, cls in _KINDS if isinstance(record, cls))
+        self._write({"kind": kind, **{f.name: getattr(record, f.name) for f in fields(record)}})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+class Tee:
+    """The same records to several traces."""
+
+    def __init__(self, *traces: Trace) -> None:
+        self._traces = traces
+
+    def add(self, record: Record) -> None:
+        for trace in self._traces:
+            trace.add(record)
+
+    def close(self) -> None:
+        for trace in self._traces:
+            trace.close()
+
+
+def read_trace(path: str | Path) -> Iterator[Record]:
+    """The records of a trace file, in order. ValueError names the line that is not a record of this
+    format."""
+    classes = dict(_KINDS)
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                values = json.loads(line)
+                kind = values.pop("kind")
+                if kind == "header":
+                    if values["format"] != FORMAT:
+                        raise ValueError(f"format {values['format']}, this version reads {FORMAT}")
+                    continue
+                if "token_times_s" in values:
+                    values["token_times_s"] = tuple(values["token_times_s"])
+                yield classes[kind](**values)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path}, line {number}: not a trace record ({error})") from None

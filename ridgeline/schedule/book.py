@@ -1,0 +1,172 @@
+"""The book of living requests: where each stands, and the moves between waiting, running and finished.
+
+Every move keeps rows, queue, families (the choices of one id) and the KV manager in step. It decides nothing:
+the scheduler says who moves.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ridgeline.base.errors import RequestError
+from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.door import Door, mix_seed
+from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.ranked import Ranked
+from ridgeline.schedule.request import Finish, NewRequest, Request, Status
+from ridgeline.schedule.rows import Rows
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. num_recomputed_tokens: computed again after a preemption; num_surplus_tokens: sampled
+    for a choice that had already ended, or beyond its stop; both are waste."""
+
+    num_requests: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_surplus_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {str(reason): 0 for reason in Finish})
+
+
+class Book:
+    """Requests by number, families by id, the rows, the queue and the running ones by rank.
+
+    index: False keeps what was computed out of the prefix index (the naive path). ended: choices that ended
+    since the last take_ended(). stops: [vocab_size] how many living choices end at an id.
+    """
+
+    def __init__(self, *, rows: Rows, manager: KVManager, policy: Policy, door: Door, index: bool,
+                 seed: int) -> None:
+        self.rows = rows
+        self.queue = Ranked()
+        self.running = Ranked()
+        self.counters = Counters()
+        self.requests: dict[int, Request] = {}
+        self.stops = np.zeros(door.vocab_size, np.int32)
+        self._families: dict[str, list[Request]] = {}
+        self._ended: list[Request] = []
+        self._manager = manager
+        self._policy = policy
+        self._door = door
+        self._index = index
+        self._seed = seed
+        self._next_number = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.requests) - self.rows.num_running
+
+    def take_ended(self) -> list[Request]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def family(self, request_id: str) -> tuple[Request, ...]:
+        """The living choices of an id; () when it is unknown or over."""
+        return tuple(self._families.get(request_id, ()))
+
+    def add(self, new: NewRequest) -> None:
+        """RequestError when it can never run, or when a request of this id is alive."""
+        if new.id in self._families:
+            raise RequestError(f"a request with id {new.id!r} is still running: choose another id",
+                               param="id", code="duplicate_id")
+        self._door.check(new)
+        choices = self._door.choices(new, self._next_number, mix_seed(self._seed, self._next_number))
+        self._next_number += len(choices)
+        self._families[new.id] = choices
+        self.counters.num_requests += 1
+        for request in choices:
+            request.order = self._policy.order(request)
+            self.requests[request.number] = request
+            self.stops[list(request.stop_token_ids)] += 1
+        self.queue.add(choices[0])
+
+    def start(self, request: Request, computed: int, now: float) -> None:
+        """From the queue to a row, with `computed` tokens in the cache."""
+        self.queue.remove(request)
+        self.running.add(request)
+        self.rows.join(request, computed)
+        request.status = Status.RUNNING
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now
+            request.num_cached = min(computed, request.num_prompt)
+            self.counters.num_prompt_tokens += request.num_prompt
+            self.counters.num_cached_tokens += request.num_cached
+        again = max(0, request.lost_tokens - computed)
+        request.wasted_tokens += again
+        self.counters.num_recomputed_tokens += again
+        request.lost_tokens = 0
+
+    def preempt(self, request: Request) -> None:
+        """From its row back to the queue; what it computed may stay cached. Tokens in flight still reach
+        it."""
+        request.lost_tokens = int(self.rows.scheduled[request.row])
+        request.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self._leave_row(request, keep=True)
+        request.status = Status.WAITING
+        self.queue.add(request)
+
+    def finish(self, request: Request, reason: Finish, now: float) -> None:
+        """End a choice wherever it stands, free what it holds and let a sibling that waited for it go on."""
+        if request.row >= 0:
+            self._leave_row(request, keep=reason is not Finish.ERROR)
+        elif request.status is Status.WAITING:
+            self.queue.remove(request)
+        request.status, request.finish, request.finished_s = Status.FINISHED, reason, now
+        del self.requests[request.number]
+        self.stops[list(request.stop_token_ids)] -= 1
+        family = self._families[request.id]
+        family.remove(request)
+        if not family:
+            del self._families[request.id]
+        elif all(sibling.status is Status.PREPARING for sibling in family):
+            self._wake(family[0])
+        self.counters.finished[reason] += 1
+        self._ended.append(request)
+
+    def prompt_computed(self, request: Request) -> None:
+        """The siblings of `request` may start: they fork from it or find its blocks in the cache."""
+        for sibling in self._families[request.id]:
+            if sibling.status is Status.PREPARING:
+                self._wake(sibling)
+
+    def surplus(self, request: Request | None, num_tokens: int) -> None:
+        """Tokens that were sampled and do not count."""
+        self.counters.num_surplus_tokens += num_tokens
+        if request is not None:
+            request.wasted_tokens += num_tokens
+
+    def check(self) -> None:
+        """Every living request stands in exactly one place, and its family knows it."""
+        self.rows.check()
+        queued, running = list(self.queue), list(self.running)
+        for ranked in (queued, running):
+            assert [r.order for r in ranked] == sorted({r.order for r in ranked})
+        assert all(r.status is Status.WAITING and r.row < 0 for r in queued)
+        assert all(r.status is Status.RUNNING for r in running)
+        assert {r.number for r in running} == set(self.rows.row_of)
+        preparing = [r for r in self.requests.values() if r.status is Status.PREPARING]
+        assert {r.number for r in queued + running + preparing} == set(self.requests)
+        families = list(self._families.values())
+        assert len(queued) + len(running) + len(preparing) == len(self.requests) == sum(map(len, families))
+        assert all(any(s.status is not Status.PREPARING for s in family) for family in families)
+        stops = np.zeros_like(self.stops)
+        for request in self.requests.values():
+            stops[list(request.stop_token_ids)] += 1
+        assert np.array_equal(stops, self.stops)
+        assert self._manager.num_seqs == len(running)
+
+    def _wake(self, request: Request) -> None:
+        request.status = Status.WAITING
+        self.queue.add(request)
+
+    def _leave_row(self, request: Request, *, keep: bool) -> None:
+        if keep and self._index:
+            self._manager.commit(request.number, int(self.rows.computed[request.row]), request.tokens)
+        self._manager.release(request.number)
+        self.running.remove(request)
+        self.rows.leave(request)

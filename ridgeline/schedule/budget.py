@@ -1,0 +1,18 @@
+"""One token budget a step, shared in serving order: decodes first, then chunks, then admissions."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Long = NDArray[np.int64]
+
+
+def share_tokens(wanted: Long, max_tokens: int, *, whole: bool = False) -> Long:
+    """Tokens for each row of `wanted` [rows, in serving order]; the sum is at most max_tokens.
+
+    Each gets what it wants or what is left. whole: a row gets all that it wants or nothing, and nobody behind
+    a row that got nothing is served (so that a long one is not passed over for ever).
+    """
+    left = max_tokens - (np.cumsum(wanted) - wanted)
+    if whole:
+        return np.where(wanted <= left, wanted, 0)
+    return np.clip(left, 0, wanted)

@@ -1,0 +1,197 @@
+"""Pages for the rows of a step: the scheduler's conversation with the KV manager, and who is preempted when
+they lack.
+
+No livelock: pages are given strictly by rank, a row that lacks pages takes them from lower ranks only, and
+nobody is admitted while a row lacks any. So the first in rank always advances, and the rank of a request
+never changes.
+"""
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.book import Book
+from ridgeline.schedule.plan import StepPlan
+from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.request import Request
+from ridgeline.schedule.rows import Rows
+from ridgeline.spec.cache import CacheLayout
+
+Long = NDArray[np.int64]
+
+
+class Memory:
+    """Secures pages for running rows, opens sequences for waiting requests, tells the index of full blocks.
+
+    cache=False: rows are written whole from position 0 in each step, so nothing is reused, indexed or cut.
+    """
+
+    def __init__(self, *, rows: Rows, book: Book, manager: KVManager, policy: Policy, layout: CacheLayout,
+                 cache: bool) -> None:
+        self._rows = rows
+        self._book = book
+        self._manager = manager
+        self._policy = policy
+        self._cache = cache
+        self._block_tokens = gcd(*(group.tokens_per_page for group in layout.groups)) or 1
+        self._starved = False
+        self._refused: tuple[int, int] | None = None  # (request, room) when the first in the queue did not fit
+
+    # ---- rows that run
+
+    def make_way(self) -> None:
+        """Preempt from the end of the rank for the first in the queue, where the policy lets it outrank."""
+        book, manager = self._book, self._manager
+        while book.queue and book.running:
+            first = book.queue.first
+            if not self._policy.outranks(first, book.running.last):
+                return
+            reused = manager.lookup(first.tokens, first.cache_salt, self._reuse_limit(first))
+            if self._rows.num_free and self._lacking(first, reused) <= manager.num_pending_pages:
+                return
+            book.preempt(book.running.last)
+
+    def secure(self, counts: Long) -> None:
+        """Writable pages for counts [num_rows], by rank; whoever cannot have them all gets fewer tokens or
+        none."""
+        rows = self._rows
+        self._starved = False
+        target = rows.scheduled + counts
+        need = np.flatnonzero(target > rows.reserved)
+        if not len(need):
+            return
+        need = rows.by_rank(need)
+        ends = -(-target[need] // self._block_tokens) * self._block_tokens
+        done = self._manager.reserve_all(rows.number[need].tolist(), ends.tolist())
+        rows.reserved[need[:done]] = ends[:done]
+        for row in need[done:].tolist():
+            request = rows.request[row]
+            if request is not None:
+                counts[row] = 0 if self._starved else self._secure_row(request, int(counts[row]), counts)
+
+    def _secure_row(self, request: Request, count: int, counts: Long) -> int:
+        """How many of `count` tokens get pages, at the cost of lower ranks. A row that lacks some starves the
+        step.
+
+        Pages that a step in flight gives back suffice: then the row waits for them rather than preempt one
+        more.
+        """
+        manager, number = self._manager, request.number
+        start = int(self._rows.scheduled[request.row])
+        while not self._reserve(request, start + count):
+            last = self._book.running.last
+            missing = manager.missing_pages(number, start + count)
+            if last is not request and missing > manager.num_pending_pages:
+                counts[last.row] = 0
+                self._book.preempt(last)
+                continue
+            self._starved = True
+            count = manager.reservable(number, start + count) - start if self._cache else 0
+            if count <= 0:
+                return 0
+        return count
+
+    def _reserve(self, request: Request, target: int) -> bool:
+        """reserve() up to the end of the block, so that the manager need not be asked again before it."""
+        end = self._block_end(target)
+        if not self._manager.reserve(request.number, end):
+            return False
+        if request.row >= 0:
+            self._rows.reserved[request.row] = end
+        return True
+
+    def _block_end(self, target: int) -> int:
+        return -(-target // self._block_tokens) * self._block_tokens
+
+    # ---- requests that wait
+
+    def open(self, request: Request, left: int) -> tuple[int, int]:
+        """(tokens found in the cache, tokens to compute now, at most left) with pages for both; or (0, 0) and
+        nothing held, when the request must wait."""
+        manager, alone = self._manager, not self._book.running
+        if self._starved:
+            return 0, 0
+        if not alone and self._refused is not None:
+            number, room = self._refused
+            if number == request.number and self._room() <= room:
+                return 0, 0
+        computed = self._fork(request) or manager.open(
+            request.number, request.tokens, request.cache_salt, self._reuse_limit(request))
+        count = self._first_chunk(request, computed, left, alone)
+        if count:
+            self._refused = None
+            return computed, count
+        manager.release(request.number)
+        self._refused = (request.number, self._room())
+        return 0, 0
+
+    def opened(self, request: Request, count: int) -> None:
+        """`request` has the row now, in which it computes `count` tokens first."""
+        rows, row = self._rows, request.row
+        computed = int(rows.computed[row])
+        rows.reserved[row] = self._block_end(computed + count)
+        rows.index_at[row] = self._block_end(computed + 1)
+
+    def _first_chunk(self, request: Request, computed: int, left: int, alone: bool) -> int:
+        """Tokens of an opened sequence that get budget and pages; 0 when it should wait.
+
+        Beside others it starts only when all that is known of it has room; alone with whatever fits.
+        """
+        want = min(len(request.tokens), request.end) - computed
+        count = min(want, left)
+        if count < want and not self._cache:
+            return 0
+        if not alone and self._lacking(request, computed) > 0:
+            return 0
+        if alone and self._cache:
+            count = self._manager.reservable(request.number, computed + count) - computed
+        return count if count > 0 and self._reserve(request, computed + count) else 0
+
+    def _fork(self, request: Request) -> int:
+        """Share the prompt of a sibling that has computed it; tokens shared, 0 (and nothing opened) without
+        one."""
+        shared = min(request.num_prompt, request.end) - 1
+        if not self._cache or request.num_output or request.owes_prompt_logprobs or not shared:
+            return 0
+        for sibling in self._book.family(request.id):
+            computed = int(self._rows.computed[sibling.row]) if sibling.row >= 0 else 0
+            if computed > shared:
+                self._manager.commit(sibling.number, computed, sibling.tokens)
+                if got := self._manager.fork(sibling.number, request.number, shared):
+                    return got
+                self._manager.release(request.number)
+        return 0
+
+    def _reuse_limit(self, request: Request) -> int:
+        """Most tokens that may come from the cache: one position at least is computed, and so is every one
+        whose log-probabilities are still owed."""
+        if not self._cache:
+            return 0
+        limit = min(len(request.tokens), request.end) - 1
+        return min(limit, request.prompt_logprobs_from - 1) if request.owes_prompt_logprobs else limit
+
+    def _room(self) -> int:
+        """Free pages beyond one for each row that runs, its next."""
+        return self._manager.num_free_pages - len(self._book.running)
+
+    def _lacking(self, request: Request, computed: int) -> int:
+        """Pages by which the room is too small for all that is known of a request, negative when it is
+        not."""
+        need = self._manager.pages_to_run(len(request.tokens) + 1) - self._manager.pages_to_run(computed)
+        return need - self._room()
+
+    # ---- what is computed
+
+    def index(self, plan: StepPlan) -> None:
+        """Tell the manager of rows that filled a block: it becomes findable, and windows move on."""
+        if not self._cache:
+            return
+        rows, at = self._rows, plan.row
+        due = at[(rows.number[at] == plan.request) & (rows.computed[at] >= rows.index_at[at])]
+        if len(due):
+            computed = rows.computed[due]
+            tokens = [request.tokens for row in due.tolist() if (request := rows.request[row]) is not None]
+            self._manager.commit_all(rows.number[due].tolist(), computed.tolist(), tokens)
+            rows.index_at[due] = (computed // self._block_tokens + 1) * self._block_tokens

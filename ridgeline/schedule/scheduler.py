@@ -1,0 +1,228 @@
+"""The scheduler: who computes what in each step, and what became of it. It owns all requests of one engine.
+
+It knows no model, no device and no clock: `now` is passed in, pages are the KV manager's (memory.py talks to
+it), ranks are the policy's. One step is `plan` (share the token budget, secure pages, admit, assemble) and
+later `commit` (take tokens, end requests). plan(n + 1) may come before commit(n): tokens that are being
+sampled are placeholders, and what n then ends is trimmed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.assemble import assemble, row_start
+from ridgeline.schedule.book import Book
+from ridgeline.schedule.budget import share_tokens
+from ridgeline.schedule.door import Door
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.memory import Memory
+from ridgeline.schedule.plan import RowStart, StepPlan, StepResult
+from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.request import Finish, NewRequest, Output, Request
+from ridgeline.schedule.rows import Rows
+from ridgeline.schedule.take import Taker
+
+Long = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How full the engine is now, in requests and pages; preemptions are counted since the start."""
+
+    running: int
+    waiting: int
+    used_pages: int
+    free_pages: int
+    num_preemptions: int
+
+
+class Scheduler:
+    """Plans steps over one KV manager and commits their results. Single-threaded; owned by one loop.
+
+    policy: ranks requests. eos_token_ids: end a text unless ignore_eos. seed: source of the seeds of requests
+    that bring none. cache=False is the naive path: every step computes all known tokens of a row again, from
+    position 0.
+    """
+
+    def __init__(self, capacity: Capacity, manager: KVManager, policy: Policy, *, max_num_batched_tokens: int,
+                 max_num_seqs: int, eos_token_ids: Sequence[int] = (), seed: int = 0,
+                 cache: bool = True) -> None:
+        self._cache = cache
+        self._manager = manager
+        self._max_tokens = min(max_num_batched_tokens, capacity.max_step_tokens)
+        self._rows = Rows(min(max_num_seqs, capacity.num_rows))
+        _check_sizes(self._rows.size, self._max_tokens, 0 if cache else capacity.max_model_len)
+        most = manager.largest_request(capacity.max_model_len) if cache else _largest_whole(capacity)
+        self._door = Door(vocab_size=capacity.vocab_size, max_model_len=capacity.max_model_len,
+                          max_request_tokens=most, eos_token_ids=tuple(eos_token_ids))
+        self._book = Book(rows=self._rows, manager=manager, policy=policy, door=self._door, index=cache,
+                          seed=seed)
+        self._memory = Memory(rows=self._rows, book=self._book, manager=manager, policy=policy,
+                              layout=capacity.layout, cache=cache)
+        self._taker = Taker(rows=self._rows, book=self._book)
+        self._next_step = 0
+        self._begun: deque[int] = deque()
+        self._committed = -1
+
+    # ---- the door
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The largest request, prompt and output together, that this engine can run."""
+        return self._door.max_request_tokens
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """Steps that may be planned before the oldest is committed; None: as many as the executor takes."""
+        return None if self._cache else 1
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._book.requests)
+
+    def add(self, new: NewRequest) -> None:
+        """Queue a request. RequestError, and nothing kept, when it can never run."""
+        self._book.add(new)
+
+    def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None, *,
+              now: float) -> list[Output]:
+        """End a request, or one choice of it, now; an id that is unknown or over is no error (the news
+        crossed).
+
+        keep_tokens: output tokens that count, for a stop string's hit: the choice then ends with STOP, not
+        ABORT.
+        """
+        outputs = []
+        for request in self._book.family(request_id):
+            if choice is None or request.choice == choice:
+                self._book.finish(request, Finish.ABORT if keep_tokens is None else Finish.STOP, now)
+                if keep_tokens is not None:
+                    self._book.surplus(request, max(0, request.num_output - keep_tokens))
+                    del request.tokens[request.num_prompt + keep_tokens:]
+                outputs.append(request.news())
+        return outputs
+
+    def take_ended(self) -> list[Request]:
+        """Choices that ended since the last call, for the trace."""
+        return self._book.take_ended()
+
+    # ---- a step
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before a step in flight comes back."""
+        if not self._book.requests:
+            return None
+        self._memory.make_way()
+        counts = self._share()
+        self._memory.secure(counts)
+        starts = self._admit(counts, now)
+        if not counts.any():
+            assert self._begun, "nothing is in flight and nobody can advance"
+            return None
+        step = self._next_step
+        plan = assemble(step, self._rows, counts, starts, self._manager.close_step(step, self._rows.row_of))
+        self._next_step += 1
+        self._begun.append(step)
+        self._rows.schedule(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
+        """Take the results of the oldest step begun; the news of every choice that has some."""
+        assert self._begun and self._begun[0] == plan.step == result.step, "steps are committed in order"
+        assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
+        self._committed = self._begun.popleft()
+        self._manager.return_tickets(result.returned_tickets.tolist())
+        self._manager.step_finished(plan.step)
+        outputs = self._taker.take(plan, result, now)
+        self._memory.index(plan)
+        return outputs
+
+    def _share(self) -> Long:
+        """Tokens by row, [num_rows]: decodes first, then the others by rank."""
+        rows = self._rows
+        live = rows.live()
+        if not self._cache:
+            rows.scheduled[live] = rows.computed[live] = 0
+        pending = rows.pending(live)
+        single = (pending == 1) & self._cache
+        serving = live[single]
+        others = live[(pending > 0) & ~single]
+        if len(others):
+            serving = np.concatenate([serving, rows.by_rank(others)])
+        counts = np.zeros(rows.size, np.int64)
+        counts[serving] = share_tokens(rows.pending(serving), self._max_tokens, whole=not self._cache)
+        return counts
+
+    def _admit(self, counts: Long, now: float) -> list[RowStart]:
+        """Start waiting requests in order while rows, tokens and pages last; adds their tokens to counts.
+
+        A request preempted with a token in flight waits for it.
+        """
+        queue, starts = self._book.queue, []
+        left = self._max_tokens - int(counts.sum()) if queue else 0
+        while left > 0 and queue and self._rows.num_free and queue.first.last_step <= self._committed:
+            request = queue.first
+            computed, count = self._memory.open(request, left)
+            if not count:
+                break
+            self._book.start(request, computed, now)
+            self._memory.opened(request, count)
+            counts[request.row] = count
+            left -= count
+            starts.append(row_start(request))
+        return starts
+
+    # ---- numbers
+
+    def load(self) -> Load:
+        """The gauges alone: cheap, for every step's record."""
+        return Load(running=self._rows.num_running, waiting=self._book.num_waiting,
+                    used_pages=self._manager.num_used_pages, free_pages=self._manager.num_free_pages,
+                    num_preemptions=self._book.counters.num_preemptions)
+
+    def stats(self) -> dict[str, int | float | dict[str, int]]:
+        """Gauges and counters; counts are since the start."""
+        counters, manager = self._book.counters, self._manager
+        return {
+            "num_running": self._rows.num_running, "num_waiting": self._book.num_waiting,
+            "kv_usage": manager.usage, "num_used_pages": manager.num_used_pages,
+            "num_free_pages": manager.num_free_pages, "num_steps": self._committed + 1,
+            "num_requests": counters.num_requests, "num_preemptions": counters.num_preemptions,
+            "num_prompt_tokens": counters.num_prompt_tokens, "num_cached_tokens": counters.num_cached_tokens,
+            "num_generated_tokens": counters.num_generated_tokens,
+            "num_recomputed_tokens": counters.num_recomputed_tokens,
+            "num_surplus_tokens": counters.num_surplus_tokens, "finished": dict(counters.finished),
+        }
+
+    def check(self) -> None:
+        """Invariants of rows, book and pages; AssertionError on any difference. Slow: for tests and idle
+        moments."""
+        self._book.check()
+        self._manager.check()
+        assert np.all(self._rows.last_step < self._next_step)
+        assert list(self._begun) == list(range(self._committed + 1, self._next_step))
+
+
+def _check_sizes(num_rows: int, max_tokens: int, whole_tokens: int) -> None:
+    """A step must hold a token for every row, or (whole_tokens > 0) everything of the longest one."""
+    if num_rows < 1:
+        raise ConfigError("max_num_seqs is below 1: set it to at least 1")
+    if max_tokens < max(num_rows, whole_tokens):
+        reason = f"without a cache and with a context of {whole_tokens}" if whole_tokens > num_rows else \
+            f"for {num_rows} sequences"
+        raise ConfigError(f"a step of {max_tokens} tokens is too small {reason}: "
+                          f"set max_num_batched_tokens to at least {max(num_rows, whole_tokens)}")
+
+
+def _largest_whole(capacity: Capacity) -> int:
+    """The largest request whose every token has a page at once: what the naive path writes in each step."""
+    sizes = [group.tokens_per_page for group in capacity.layout.groups if group.tokens_per_page]
+    most = capacity.max_model_len
+    while most and sum(-(-most // size) for size in sizes) >= capacity.num_pages:
+        most -= 1
+    return most
