@@ -1,5 +1,5 @@
-"""Protects the numbers that public sources state, by the ids of seed_numbers.csv: those that the ledger's core
-answers. A row is checked against the file's own value and tolerance; "|" separates several values."""
+"""Protects the numbers that public sources state, by the ids of seed_numbers.csv: those that the ledger's
+core answers. A row is checked against the file's own value and tolerance; "|" separates several values."""
 
 import csv
 import math
@@ -38,11 +38,11 @@ def kv(name: str, num_tokens: int, element_bytes: int = 2, **changes: object) ->
 
 
 def resident(spec: ModelSpec, context: int, *, workspace_bytes: int, element_bytes: int = 2) -> int:
-    """Sequences beside the weights of an 80e9-byte card, with pages of one sequence's length (no rounding)."""
+    """Sequences beside the weights of an 80e9-byte card; pages of one sequence's length, so no rounding."""
     layout = plan_layout(spec.cache(element_bytes), block_tokens=context)
     budget = 80 * 10**9 + layout.page_bytes  # page 0 is never given out
-    plan = plan_memory(budget_bytes=budget, weights_bytes=nominal_weights(spec), workspace_bytes=workspace_bytes,
-                       layout=layout)
+    plan = plan_memory(budget_bytes=budget, weights_bytes=nominal_weights(spec),
+                       workspace_bytes=workspace_bytes, layout=layout)
     return plan.max_sequences(context)
 
 
