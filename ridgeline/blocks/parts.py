@@ -1,8 +1,10 @@
-"""Parts: what `nn/build` hands to a block's module, so that blocks know nothing of quantization, LoRA or sharding.
+"""Parts: what `nn/build` hands to a block's module, so that blocks know nothing of quantization, LoRA,
+sharding.
 
-Legend: T tokens, H hidden, N output features. Each fused part has an unfused twin (its reference). `prefill_from` is
-the index of the first token that belongs to a prompt chunk: rows before it always take the decode path of the weight
-(one numeric path at every batch size), rows from it on may take the prefill path.
+Legend: T tokens, H hidden, N output features. Each fused part has an unfused twin (its reference).
+`prefill_from` is the index of the first token that belongs to a prompt chunk: rows before it always take
+the decode path of the weight (one numeric path at every batch size), rows from it on may take the prefill
+path. A part's result is new memory, which the caller may write.
 """
 
 from typing import Protocol
@@ -11,11 +13,11 @@ from torch import Tensor
 
 
 class Linear(Protocol):
-    def __call__(self, x_TH: Tensor, prefill_from: int) -> Tensor: ...
+    def __call__(self, x_TH: Tensor, prefill_from: int, /) -> Tensor: ...
 
 
 class LinearAdd(Protocol):
-    def __call__(self, x_TH: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor: ...
+    def __call__(self, x_TH: Tensor, residual_TN: Tensor, prefill_from: int, /) -> Tensor: ...
 
 
 class Parts(Protocol):

@@ -12,8 +12,8 @@ from ridgeline.spec.cost import CostLine, form
 class AttentionSpec:
     """x + o(attend(rope(qk_norm(qkv(norm(x)))))).
 
-    head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full attention).
-    scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise).
+    head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full
+    attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise).
     """
 
     hidden_size: int
@@ -49,7 +49,8 @@ class AttentionSpec:
         if self.qk_norm:
             found += [ParamSpec(name="q_norm.weight", shape=(self.head_dim,), role="norm"),
                       ParamSpec(name="k_norm.weight", shape=(self.head_dim,), role="norm")]
-        found.append(ParamSpec(name="out.weight", shape=(self.hidden_size, self.q_size), role="linear", shard=1))
+        found.append(ParamSpec(name="out.weight", shape=(self.hidden_size, self.q_size), role="linear",
+                               shard=1))
         if self.out_bias:
             found.append(ParamSpec(name="out.bias", shape=(self.hidden_size,), role="bias"))
         return tuple(found)
@@ -58,7 +59,8 @@ class AttentionSpec:
         rows = self.q_size + 2 * self.kv_size
         w = self.window_tokens
         return (
-            CostLine(op="qkv", flops=form(tokens=2.0 * rows * self.hidden_size), weights=("norm.weight", "qkv.weight")
+            CostLine(op="qkv", flops=form(tokens=2.0 * rows * self.hidden_size),
+                     weights=("norm.weight", "qkv.weight")
                      + (("qkv.bias",) if self.qkv_bias else ())
                      + (("q_norm.weight", "k_norm.weight") if self.qk_norm else ()),
                      cache_written=form(tokens=2.0 * self.kv_size)),

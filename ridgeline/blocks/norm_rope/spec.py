@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary position embedding over the first `rotary_dim` of each head, half-split pairs (i, i + rotary_dim/2).
+    """Rotary position embedding of the first `rotary_dim` of each head, half-split pairs (i, i +
+    rotary_dim/2).
 
-    kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope". factor and the fields below it are used by
-    the kinds that need them (shared/architecture table 1.1: Su et al. 2021; Peng et al. 2023 for yarn; Ding et al.
-    2024 for longrope). attention_factor multiplies cos and sin; None means the kind's own default.
+    kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope". factor and the fields below it are
+    used by the kinds that need them (Su et al. 2021; Peng et al. 2023 for yarn; Ding et al. 2024 for
+    longrope). attention_factor multiplies cos and sin; None means the kind's own default.
     original_max_position: the context before scaling. short_factor, long_factor: one number a pair.
     """
 

@@ -1,0 +1,83 @@
+"""A step and a cache as the blocks' modules see them. Knows no scheduler, no request and no layer.
+
+Legend: T flat tokens, S rows of the step, P table entries a row, N pages of the arena.
+The first `num_decodes` rows have one token each, so row i's token is token i; prompt chunks follow.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """One cache group's part of a step.
+
+    table_SP int32: page of each index of a row's block table; any valid page past the row's length.
+    slots_T int64: page * tokens_per_page + offset of the place that each token's entry takes.
+    """
+
+    table_SP: Tensor
+    slots_T: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass.
+
+    ids_T, positions_T int64. reach_T int64: max(length of the token's prompt, position + 1), the length
+    that position embeddings scale by. lengths_S int32: tokens of each row once the step is done. starts,
+    counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
+    group.
+    """
+
+    ids_T: Tensor
+    positions_T: Tensor
+    reach_T: Tensor
+    lengths_S: Tensor
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    num_decodes: int
+    groups: tuple[GroupStep, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids_T.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRegion:
+    """Where one (layer, slot) keeps its entries: bytes_NB uint8 is a strided view of the arena."""
+
+    group: int
+    tokens_per_page: int
+    bytes_NB: Tensor
+    dtype: torch.dtype
+
+    def entries(self, *shape: int) -> Tensor:
+        """The region as [N, tokens_per_page, *shape] of its dtype; the same memory."""
+        typed = self.bytes_NB.view(self.dtype)
+        return typed.unflatten(1, (self.tokens_per_page, *shape))
+
+
+class Block(Protocol):
+    """A block's module. It owns its norm and its residual: what comes in goes on through it."""
+
+    def bind(self, regions: Sequence[CacheRegion]) -> None:
+        """Take the cache regions, one for each CacheSpec of the block. Called once, before the first step."""
+        ...
+
+    def share_key(self) -> Hashable:
+        """Blocks of equal key share what `prepare` makes."""
+        ...
+
+    def prepare(self, step: Step) -> object:
+        """What all blocks of this key need once a step (rotation angles, gather plans)."""
+        ...
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor: ...

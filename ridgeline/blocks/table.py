@@ -1,0 +1,13 @@
+"""The rooms of blocks/: a spec's `kind` -> the module that runs it. A new room is one line here."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.base.table import Table
+from ridgeline.blocks.attention.module import Attention
+from ridgeline.blocks.mlp.module import Mlp
+from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.step import Block
+
+# a room's module takes its own room's spec, which a table of all rooms cannot name
+BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {"attention": Attention, "mlp": Mlp})

@@ -1,0 +1,94 @@
+"""ModelSpec and weights -> a Model that runs steps. Knows no request, no plan and no checkpoint format.
+
+Legend: T tokens, S projected rows, H hidden, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.step import Block, CacheRegion, Step
+from ridgeline.blocks.table import BLOCKS
+from ridgeline.nn.embed import Embedding, Head
+from ridgeline.nn.linear import BlockParts, Weight
+from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.model import ModelSpec
+
+Weights = Mapping[str, Weight]
+RegionBytes = Callable[[int, int], Tensor]  # (layer, slot) -> uint8 [pages, bytes], a view of the arena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltBlock:
+    """A block's module and the cache slots of its layer that are its own."""
+
+    module: Block
+    layer: int
+    first_slot: int
+    num_slots: int
+
+
+class Model:
+    """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
+
+    def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
+                 head: Head) -> None:
+        self.spec = spec
+        self._blocks = blocks
+        self._embedding = embedding
+        self._head = head
+
+    def bind_cache(self, layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype) -> None:
+        """Hand every block its regions of the arena. layout: planned for this spec and the bytes of dtype."""
+        for block in self._blocks:
+            block.module.bind([
+                _region(layout, region_bytes, dtype, block.layer, block.first_slot + slot)
+                for slot in range(block.num_slots)])
+
+    def forward(self, step: Step) -> Tensor:
+        """The residual stream [T, H] after the last layer; keys and values of the step are written."""
+        shared: dict[object, object] = {}
+        x_TH = self._embedding(step.ids_T)
+        for block in self._blocks:
+            key = block.module.share_key()
+            if key not in shared:
+                shared[key] = block.module.prepare(step)
+            x_TH = block.module(x_TH, step, shared[key])
+        return x_TH
+
+    def logits(self, x_SH: Tensor, prefill_from: int) -> Tensor:
+        """float32 [S, V] of rows of `forward`'s result. Rows before prefill_from take the decode path."""
+        return self._head(x_SH, prefill_from)
+
+
+def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype) -> Model:
+    """A model whose activations have `dtype`; plain tensors of another dtype are converted.
+
+    weights: every parameter of spec.params() by full name, a float tensor or a packed `LinearMethod`.
+    "head.weight" may be given for a tied model too: the head's own copy in another format. CheckpointError
+    names what is missing.
+    """
+    weights = {name: w.to(dtype) if isinstance(w, Tensor) else w for name, w in weights.items()}
+    blocks = []
+    for index, layer in enumerate(spec.layers):
+        slot = 0
+        for name, block in layer.blocks:
+            module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}."))
+            num_slots = len(block.cache(bytes_per_element=1))
+            blocks.append(BuiltBlock(module=module, layer=index, first_slot=slot, num_slots=num_slots))
+            slot += num_slots
+    ends = BlockParts(weights, "")
+    embed = ends.weight("embed.weight")
+    head = weights.get("head.weight", embed) if spec.tied_embeddings else ends.weight("head.weight")
+    return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
+                 Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor))
+
+
+def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,
+            slot: int) -> CacheRegion:
+    number = layout.group_of(layer, slot)
+    owner = layout.source[(layer, slot)]
+    return CacheRegion(group=number, tokens_per_page=layout.groups[number].tokens_per_page,
+                       bytes_NB=region_bytes(*owner), dtype=dtype)

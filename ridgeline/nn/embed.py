@@ -1,0 +1,58 @@
+"""The two ends of a model: token ids to hidden states, and hidden states to logits.
+
+Legend: T tokens, S projected rows, H hidden, V vocabulary as stored.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.norm_rope.reference import rms_norm
+from ridgeline.nn.linear import FusedMethod, LinearMethod, Weight, as_method
+
+
+@runtime_checkable
+class RowsMethod(Protocol):
+    """A packed [V, H] matrix whose rows can be read one by one."""
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """[T, H], float. IndexError for an id outside the vocabulary."""
+        ...
+
+
+class Embedding:
+    """ids -> rows of the embedding, times the family's multiplier, in the activations' dtype."""
+
+    def __init__(self, weight: Weight, dtype: torch.dtype, multiplier: float) -> None:
+        assert isinstance(weight, (Tensor, RowsMethod)), "a packed embedding must give its rows"
+        self._weight: Tensor | RowsMethod = weight
+        self._dtype = dtype
+        self._multiplier = multiplier
+
+    def __call__(self, ids_T: Tensor) -> Tensor:
+        if isinstance(self._weight, Tensor):
+            rows_TH = torch.nn.functional.embedding(ids_T, self._weight)
+        else:
+            rows_TH = self._weight.rows(ids_T)
+        rows_TH = rows_TH.to(self._dtype)
+        return rows_TH if self._multiplier == 1.0 else rows_TH * self._multiplier
+
+
+class Head:
+    """logits = final norm, product with the head's weight (the embedding's when tied), over the divisor."""
+
+    def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float) -> None:
+        self._norm_H = norm_H
+        self._method: LinearMethod = as_method(weight)
+        self._eps = eps
+        self._divisor = divisor
+
+    def __call__(self, x_SH: Tensor, prefill_from: int) -> Tensor:
+        """float32 [S, V]. Rows before prefill_from take the decode path of the weight."""
+        if isinstance(self._method, FusedMethod):
+            logits_SV = self._method.apply_norm(x_SH, self._norm_H, self._eps, prefill_from)
+        else:
+            logits_SV = self._method.apply(rms_norm(x_SH, self._norm_H, self._eps), prefill_from)
+        logits_SV = logits_SV.float()
+        return logits_SV if self._divisor == 1.0 else logits_SV / self._divisor

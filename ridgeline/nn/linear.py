@@ -1,0 +1,139 @@
+"""Parts: the products that blocks are made of, over weights of any format. The seam for quantization.
+
+A weight format is a `LinearMethod`. One that can do more in the same pass is also a `FusedMethod`; where it
+is not, or where a bias stands between, the unfused twin runs, which is also what a fused method is tested
+against.
+
+Legend: T tokens, K input features, N output features.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.nn import functional
+
+from ridgeline.base.errors import CheckpointError
+from ridgeline.base.table import Table
+from ridgeline.blocks.norm_rope.reference import rms_norm
+from ridgeline.blocks.parts import Linear, LinearAdd
+
+
+@runtime_checkable
+class LinearMethod(Protocol):
+    """One weight [N, K] in some format.
+
+    Tokens before `prefill_from` must take one numeric path whatever their number, so that a row alone
+    equals the row in a batch; those from it on may take another. The result is new memory of x's dtype,
+    which the caller may write.
+    """
+
+    def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
+        """x @ W.T, [T, N]."""
+        ...
+
+
+@runtime_checkable
+class FusedMethod(LinearMethod, Protocol):
+    """A weight whose product takes in what stands around it."""
+
+    def apply_norm(self, x_TK: Tensor, norm_K: Tensor, eps: float, prefill_from: int) -> Tensor:
+        """apply(rms_norm(x))."""
+        ...
+
+    def apply_gated(self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str,
+                    prefill_from: int) -> Tensor:
+        """activation(gate) * up of apply_norm's two halves, [T, N / 2]."""
+        ...
+
+    def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
+        """residual + apply(x); residual stays as it is."""
+        ...
+
+
+Weight = Tensor | LinearMethod
+ACTIVATIONS: Table[Callable[[Tensor], Tensor]] = Table("activation", {
+    "silu": functional.silu, "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")})
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMethod:
+    """A weight as a plain float matrix of the activations' dtype."""
+
+    weight_NK: Tensor
+
+    def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
+        return functional.linear(x_TK, self.weight_NK)
+
+
+def as_method(weight: Weight) -> LinearMethod:
+    return DenseMethod(weight) if isinstance(weight, Tensor) else weight
+
+
+def gated(gate_up_TN: Tensor, activation: str) -> Tensor:
+    """activation(first half) * second half."""
+    gate, up = gate_up_TN.chunk(2, -1)
+    return ACTIVATIONS[activation](gate).mul_(up)
+
+
+class BlockParts:
+    """Parts of one block: weights by their full name under `prefix` ("layers.3.attn.")."""
+
+    def __init__(self, weights: Mapping[str, Weight], prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def linear(self, name: str) -> Linear:
+        method, bias = self._method(name), self._bias(name)
+        if bias is None:
+            return method.apply
+        return lambda x, prefill_from: method.apply(x, prefill_from).add_(bias)
+
+    def norm_linear(self, norm: str, name: str, eps: float) -> Linear:
+        norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)
+
+        def run(x_TK: Tensor, prefill_from: int) -> Tensor:
+            if isinstance(method, FusedMethod):
+                out = method.apply_norm(x_TK, norm_K, eps, prefill_from)
+            else:
+                out = method.apply(rms_norm(x_TK, norm_K, eps), prefill_from)
+            return out if bias is None else out.add_(bias)
+
+        return run
+
+    def gated_linear(self, norm: str, name: str, eps: float, activation: str) -> Linear:
+        norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)
+        if isinstance(method, FusedMethod) and bias is None:
+            return lambda x, prefill_from: method.apply_gated(x, norm_K, eps, activation, prefill_from)
+        plain = self.norm_linear(norm, name, eps)
+        return lambda x, prefill_from: gated(plain(x, prefill_from), activation)
+
+    def linear_add(self, name: str) -> LinearAdd:
+        method, bias = self._method(name), self._bias(name)
+        if isinstance(method, FusedMethod) and bias is None:
+            return method.apply_add
+        plain = self.linear(name)
+        return lambda x, residual, prefill_from: plain(x, prefill_from).add_(residual)
+
+    def tensor(self, name: str) -> Tensor:
+        weight = self.weight(name)
+        if not isinstance(weight, Tensor):
+            raise CheckpointError(f"{self._prefix}{name} must be a plain tensor: only matrices can be packed")
+        return weight
+
+    def weight(self, name: str) -> Weight:
+        """A parameter in whatever format it is held."""
+        weight = self._weights.get(self._prefix + name)
+        if weight is None:
+            raise CheckpointError(f"the weight {self._prefix}{name} is missing: load_weights must give every "
+                                  "parameter of the model's spec")
+        return weight
+
+    def _method(self, name: str) -> LinearMethod:
+        return as_method(self.weight(f"{name}.weight"))
+
+    def _bias(self, name: str) -> Tensor | None:
+        """The bias, where the model has one; weights hold what the spec lists and nothing more."""
+        return self.tensor(f"{name}.bias") if f"{self._prefix}{name}.bias" in self._weights else None

@@ -1,0 +1,56 @@
+"""Tiny random models, shared by the tests of several rooms. Needs no checkpoint and no network."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.blocks.norm_rope.spec import RopeSpec
+from ridgeline.spec.model import LayerSpec, ModelSpec
+
+
+def tiny_rope(*, head_dim: int = 8, max_position: int = 256, kind: str = "default") -> RopeSpec:
+    return RopeSpec(kind=kind, theta=10_000.0, rotary_dim=head_dim, max_position=max_position)
+
+
+def tiny_spec(*, num_layers: int = 2, hidden_size: int = 32, num_heads: int = 4, num_kv_heads: int = 2,
+              head_dim: int = 8, intermediate_size: int = 48, vocab_size: int = 97, max_position: int = 256,
+              windows: Sequence[int | None] = (None,), tied: bool = True, qkv_bias: bool = False,
+              qk_norm: bool = False, rope: RopeSpec | None = None) -> ModelSpec:
+    """A Llama-like decoder of a few thousand parameters. windows repeats over the layers."""
+    attention = AttentionSpec(
+        hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+        norm_eps=1e-5, rope=rope or tiny_rope(head_dim=head_dim, max_position=max_position),
+        scale=head_dim**-0.5, qkv_bias=qkv_bias, qk_norm=qk_norm)
+    mlp = MlpSpec(hidden_size=hidden_size, intermediate_size=intermediate_size, norm_eps=1e-5)
+    layers = tuple(
+        LayerSpec(blocks=(("attn", replace(attention, window_tokens=window)), ("mlp", mlp)))
+        for window in islice(cycle(windows), num_layers))
+    return ModelSpec(family="llama", hidden_size=hidden_size, vocab_size=vocab_size,
+                     max_position=max_position, norm_eps=1e-5, tied_embeddings=tied, layers=layers,
+                     dtype="float32", eos_token_ids=(2,))
+
+
+def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
+    """Random float32 weights by full name, large enough that greedy text is not one token repeated."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, param in spec.params():
+        values = torch.randn(param.shape, generator=generator)
+        if param.role == "norm":
+            weights[name] = 1 + 0.1 * values
+        elif param.role == "embed":
+            weights[name] = values
+        else:
+            weights[name] = values * 2 * param.shape[-1] ** -0.5
+    return weights
+
+
+def tokens_of(length: int, *, seed: int = 0, vocab_size: int = 97) -> np.ndarray:
+    """Random token ids [length], int32, none of them the end id."""
+    return np.random.default_rng(seed).integers(3, vocab_size, length).astype(np.int32)
