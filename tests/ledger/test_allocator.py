@@ -1,4 +1,4 @@
-"""Protects the agreement between the ledger and the allocator: the bytes that a plan promises a sequence are the
+"""Protects the agreement of ledger and allocator: the bytes that a plan promises a sequence are the
 pages that the KV manager takes for it."""
 
 import pytest
