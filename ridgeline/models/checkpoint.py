@@ -15,7 +15,8 @@ from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
 from ridgeline.models.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
 from ridgeline.models.shapes import SHAPES
-from ridgeline.models.sources import Source
+from ridgeline.models.sources import Part, Source
+from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.model import ModelSpec
 
 TOKENIZER_FILES = (
@@ -143,12 +144,26 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
         raise CheckpointError(f"{path}: tensor {missing[0]}{more} is missing: {INCOMPLETE}, or the config "
                               "is not that of these weights")
     tied = ("lm_head.weight", "output.weight") if spec.tied_embeddings else ()
+    for name, param in spec.params():
+        if sources:
+            _check_shape(name, param, [(part, tensors[part.name]) for part in sources[name].parts])
     extra = sorted(name for name in tensors.keys() - wanted
                    if name not in inert and name not in tied and not name.endswith("rotary_emb.inv_freq"))
     if extra and sources:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "
                               "of this config: the config is not that of these weights")
+
+
+def _check_shape(name: str, param: ParamSpec, parts: list[tuple[Part, StoredTensor]]) -> None:
+    """Each part has its rows and the weight's other axes."""
+    for part, tensor in parts:
+        expected = (param.shape[0] if part.rows is None else part.rows, *param.shape[1:])
+        if tensor.shape != expected:
+            hint = "; it looks transposed" if tensor.shape == expected[::-1] else ""
+            raise CheckpointError(
+                f"{tensor.file}: wrong shape: tensor {tensor.name} is {list(tensor.shape)}, where {name} "
+                f"needs {list(expected)}{hint}: the config is not that of these weights")
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -65,18 +65,21 @@ class Dense:
         """Our full names -> tensors of a safetensors checkpoint."""
         found = {"embed.weight": one("model.embed_tokens.weight"), "head.weight": one("lm_head.weight"),
                  "final_norm.weight": one("model.norm.weight")}
-        for i in range(len(spec.layers)):
+        for i, layer in enumerate(spec.layers):
             ours, theirs = f"layers.{i}", f"model.layers.{i}"
+            attention, mlp = _blocks(layer)
             found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.input_layernorm.weight"),
                       f"{ours}.mlp.norm.weight": one(f"{theirs}.post_attention_layernorm.weight"),
                       f"{ours}.attn.q_norm.weight": one(f"{theirs}.self_attn.q_norm.weight"),
                       f"{ours}.attn.k_norm.weight": one(f"{theirs}.self_attn.k_norm.weight")}
-            qkv = ("qkv_proj",) if self.fused else ("q_proj", "k_proj", "v_proj")
-            gate_up = ("gate_up_proj",) if self.fused else ("gate_proj", "up_proj")
             for leaf in ("weight", "bias"):
-                found |= {f"{ours}.attn.qkv.{leaf}": stacked(f"{theirs}.self_attn.{n}.{leaf}" for n in qkv),
+                qkv = [f"{theirs}.self_attn.{n}_proj.{leaf}" for n in "qkv"]
+                gate_up = [f"{theirs}.mlp.{n}_proj.{leaf}" for n in ("gate", "up")]
+                found |= {f"{ours}.attn.qkv.{leaf}": one(f"{theirs}.self_attn.qkv_proj.{leaf}") if self.fused
+                          else stacked(qkv, _qkv_rows(attention)),
                           f"{ours}.attn.out.{leaf}": one(f"{theirs}.self_attn.o_proj.{leaf}"),
-                          f"{ours}.mlp.gate_up.{leaf}": stacked(f"{theirs}.mlp.{n}.{leaf}" for n in gate_up),
+                          f"{ours}.mlp.gate_up.{leaf}": one(f"{theirs}.mlp.gate_up_proj.{leaf}") if self.fused
+                          else stacked(gate_up, (mlp.intermediate_size,) * 2),
                           f"{ours}.mlp.down.{leaf}": one(f"{theirs}.mlp.down_proj.{leaf}")}
         return _wanted(spec, found)
 
@@ -86,20 +89,20 @@ class Dense:
                  "head.weight": one("output.weight")}
         for i, layer in enumerate(spec.layers):
             ours, theirs = f"layers.{i}", f"blk.{i}"
-            attention = layer.blocks[0][1]
-            assert isinstance(attention, AttentionSpec)
+            attention, mlp = _blocks(layer)
+            heads = (attention.num_heads, attention.num_kv_heads, 0) if self.gguf_interleaved else ()
             found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.attn_norm.weight"),
                       f"{ours}.mlp.norm.weight": one(f"{theirs}.ffn_norm.weight"),
                       f"{ours}.attn.q_norm.weight": one(f"{theirs}.attn_q_norm.weight"),
                       f"{ours}.attn.k_norm.weight": one(f"{theirs}.attn_k_norm.weight")}
             for leaf in ("weight", "bias"):
-                q, k, v = (f"{theirs}.attn_{n}.{leaf}" for n in "qkv")
-                heads = {q: attention.num_heads, k: attention.num_kv_heads} if self.gguf_interleaved else {}
-                qkv = (f"{theirs}.attn_qkv.{leaf}",) if self.fused else (q, k, v)
-                gate_up = ("ffn_up",) if self.fused else ("ffn_gate", "ffn_up")
-                found |= {f"{ours}.attn.qkv.{leaf}": stacked(qkv, heads),
+                qkv = [f"{theirs}.attn_{n}.{leaf}" for n in "qkv"]
+                gate_up = [f"{theirs}.ffn_{n}.{leaf}" for n in ("gate", "up")]
+                found |= {f"{ours}.attn.qkv.{leaf}": one(f"{theirs}.attn_qkv.{leaf}") if self.fused
+                          else stacked(qkv, _qkv_rows(attention), heads),
                           f"{ours}.attn.out.{leaf}": one(f"{theirs}.attn_output.{leaf}"),
-                          f"{ours}.mlp.gate_up.{leaf}": stacked(f"{theirs}.{n}.{leaf}" for n in gate_up),
+                          f"{ours}.mlp.gate_up.{leaf}": one(f"{theirs}.ffn_up.{leaf}") if self.fused
+                          else stacked(gate_up, (mlp.intermediate_size,) * 2),
                           f"{ours}.mlp.down.{leaf}": one(f"{theirs}.ffn_down.{leaf}")}
         return _wanted(spec, found)
 
@@ -146,6 +149,16 @@ class Dense:
 def _windowed(attention: AttentionSpec, window: int | None, max_position: int) -> AttentionSpec:
     """A window that no sequence can outgrow is full attention."""
     return attention if window is None or window >= max_position else replace(attention, window_tokens=window)
+
+
+def _blocks(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:
+    (_, attention), (_, mlp) = layer.blocks
+    assert isinstance(attention, AttentionSpec) and isinstance(mlp, MlpSpec)
+    return attention, mlp
+
+
+def _qkv_rows(attention: AttentionSpec) -> tuple[int, int, int]:
+    return attention.q_size, attention.kv_size, attention.kv_size
 
 
 def _wanted(spec: ModelSpec, found: dict[str, Source]) -> dict[str, Source]:

@@ -64,7 +64,7 @@ def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str])
 
 
 def _without_weights(repo: str, revision: str | None) -> str:
-    return (f"{repo} on the Hub has no *.safetensors file: it has {_listed(repo, revision)}. Name a GGUF file "
+    return (f"{repo} on the Hub has no *.safetensors file: it has {_listed(repo, revision)}. Name a file "
             f"as {repo}:FILE.gguf, or another repository")
 
 

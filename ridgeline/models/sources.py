@@ -1,6 +1,6 @@
 """Where each of our weights comes from: checkpoint tensors laid one below another. Reads no file."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 class Part:
     """One checkpoint tensor of a weight.
 
-    interleaved_heads: number of heads whose rows the file holds as rotary pairs (2i, 2i + 1) instead of
-    (i, i + width / 2), to be put back in order (GGUF files of the llama architecture); 0 when in order.
+    rows: how many of the weight's rows it is, None for all. interleaved_heads: number of heads whose rows the
+    file holds as rotary pairs (2i, 2i + 1) instead of (i, i + width / 2), to be put back in order (GGUF files
+    of the llama architecture); 0 when in order.
     """
 
     name: str
+    rows: int | None = None
     interleaved_heads: int = 0
 
 
@@ -28,7 +30,14 @@ def one(name: str) -> Source:
     return Source(parts=(Part(name=name),))
 
 
-def stacked(names: Iterable[str], interleaved: Mapping[str, int] | None = None) -> Source:
-    """A weight of several tensors; interleaved gives heads by tensor name."""
-    heads = interleaved or {}
-    return Source(parts=tuple(Part(name=name, interleaved_heads=heads.get(name, 0)) for name in names))
+def stacked(names: Sequence[str], rows: Sequence[int], interleaved_heads: Sequence[int] = ()) -> Source:
+    """A weight of several tensors of so many rows each."""
+    heads = interleaved_heads or (0,) * len(names)
+    return Source(parts=tuple(Part(name=n, rows=r, interleaved_heads=h)
+                              for n, r, h in zip(names, rows, heads, strict=True)))
+
+
+def row_order(rows: int, heads: int) -> list[int]:
+    """Stored row of each of our rows, for a part with interleaved heads."""
+    half = rows // heads // 2
+    return [2 * (half * head + i) + side for head in range(heads) for side in (0, 1) for i in range(half)]
