@@ -4,6 +4,7 @@ The only file that reads environment variables.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ class EngineConfig:
     dtype: "auto" (the fast path of the device), "float32" (exact, the reference numerics) or "bfloat16".
     kv_cache_dtype: "auto", "float32" or "bfloat16". kv_cache_bytes: the arena. threads: compute threads.
     load_format: "auto" or "dummy". block_tokens: tokens of a block of the largest cache group.
+    hf_overrides: fields that replace those of the checkpoint's config; None drops one.
     cache: False runs the naive quadratic path that recomputes everything at each step (slow twin, demonstration).
     """
 
@@ -23,6 +25,7 @@ class EngineConfig:
     tokenizer: str | None = None
     load_format: str = "auto"
     revision: str | None = None
+    hf_overrides: Mapping[str, object] | None = None
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -49,6 +52,12 @@ def cache_dir() -> Path:
     if own:
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgeline"
+
+
+def api_keys() -> tuple[str, ...]:
+    """The server's key: $RIDGELINE_API_KEY, which stays out of the process list."""
+    key = os.environ.get("RIDGELINE_API_KEY")
+    return (key,) if key else ()
 
 
 def hub_endpoint() -> str:
