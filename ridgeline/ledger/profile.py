@@ -6,7 +6,7 @@ Never hidden state: nothing is read unless its name or path is given, and whatev
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,10 @@ class MachineProfile:
     about: Mapping[str, str]
     tables: Mapping[str, StepTable] = field(default_factory=lambda: _NO_TABLES)
 
+    def with_table(self, key: str, table: StepTable) -> "MachineProfile":
+        """The same and one table more; a table of that key is replaced."""
+        return replace(self, tables={**self.tables, key: table})
+
     def hardware(self) -> HardwareSpec:
         """The same as a device, for the roofline."""
         return HardwareSpec(name=self.name, marketed_bytes=self.memory_bytes, usable_bytes=self.memory_bytes,
@@ -99,6 +103,6 @@ def load_profile(name: str) -> MachineProfile:
         return MachineProfile(**data, tables=tables)
     except FileNotFoundError:
         raise ConfigError(f"no profile {path}: measure this machine with "
-                          f"`ridgeline bench latency --profile {name}`") from None
+                          f"`ridgeline bench probe --profile {name}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a machine profile ({error}): delete it and measure again") from None

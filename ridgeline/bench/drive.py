@@ -1,0 +1,84 @@
+"""Drives a loop with a fixed number of requests at a time, in this thread, and returns what it recorded.
+
+Prompts are random token ids, new in every round, so that no round finds its prompts in the prefix cache.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.trace import RequestRecord, RingTrace, StepRecord
+from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.request import NewRequest
+from ridgeline.spec.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """num_requests of prompt_tokens in and output_tokens out, `concurrency` at a time; all end by length."""
+
+    num_requests: int
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round recorded. wall_s: from the first request to the end of the last."""
+
+    wall_s: float
+    steps: tuple[StepRecord, ...]
+    requests: tuple[RequestRecord, ...]
+
+
+class Prompts:
+    """Random prompts, none given twice. Ids below 3 are left out: checkpoints keep special tokens there."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def take(self, num_prompts: int, num_tokens: int) -> Iterator[NDArray[np.int32]]:
+        for _ in range(num_prompts):
+            yield self._random.integers(3, self._vocab_size, num_tokens).astype(np.int32)
+
+
+class Driver:
+    """Runs rounds on one idle loop. trace: the one that the loop writes to; clock: the loop's own."""
+
+    def __init__(self, loop: Loop, trace: RingTrace, clock: Clock, prompts: Prompts) -> None:
+        self._loop = loop
+        self._trace = trace
+        self._clock = clock
+        self._prompts = prompts
+        self._numbers = count()
+
+    def run(self, shape: Shape) -> Round:
+        """One round. ConfigError when a request fails, with the engine's reason."""
+        self._trace.steps.clear()
+        self._trace.requests.clear()
+        waiting = self._prompts.take(shape.num_requests, shape.prompt_tokens)
+        started_s = self._clock.now()
+        for prompt in islice(waiting, shape.concurrency):
+            self._add(prompt, shape)
+        while self._loop.has_work():
+            for output in self._loop.step():
+                if output.error is not None:
+                    raise ConfigError(f"a benchmark request failed: {output.error}")
+                if output.finish is not None:
+                    for prompt in islice(waiting, 1):
+                        self._add(prompt, shape)
+        return Round(wall_s=self._clock.now() - started_s, steps=tuple(self._trace.steps),
+                     requests=tuple(self._trace.requests))
+
+    def _add(self, prompt: NDArray[np.int32], shape: Shape) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=shape.output_tokens, ignore_eos=True,
+                                detokenize=False)
+        self._loop.add(NewRequest(id=f"bench-{next(self._numbers)}", prompt=prompt, params=params,
+                                  arrived_s=self._clock.now()))

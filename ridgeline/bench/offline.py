@@ -1,0 +1,112 @@
+"""`ridgeline bench latency | throughput | probe`: the engine in this process, beside the floor of its steps.
+
+The floor is made of rates measured in the same run. Rounds get fresh prompts; a short round warms up before.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.trace import RingTrace
+from ridgeline.bench.drive import Driver, Prompts, Round, Shape
+from ridgeline.bench.probe import probe_machine
+from ridgeline.bench.report import Report, summarize
+from ridgeline.bench.tables import step_table
+from ridgeline.engine.build import Engine, build_engine
+from ridgeline.ledger.account import Account
+from ridgeline.ledger.price import Price
+from ridgeline.ledger.profile import MachineProfile, save_profile
+from ridgeline.ledger.sums import Summer
+
+WARM_UP_TOKENS = 8
+_MAX_STEPS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchArgs:
+    """what: "latency" (one request at a time), "throughput" (`concurrency` at a time) or "probe".
+
+    num_requests: in all. json: one JSON object instead of text. profile: the name under which "probe" saves
+    what it measured (a path when it ends in .json). seed: of the prompts.
+    """
+
+    what: str
+    engine: EngineConfig
+    prompt_tokens: int = 128
+    output_tokens: int = 128
+    concurrency: int = 16
+    num_requests: int = 16
+    json: bool = False
+    profile: str | None = None
+    seed: int = 0
+
+
+def run(args: BenchArgs, write: Callable[[str], object] = print) -> int:
+    """Run one benchmark and write its report; the exit code. ConfigError for what cannot be measured."""
+    bench = {"latency": _latency, "throughput": _throughput, "probe": _probe}.get(args.what)
+    if bench is None:
+        raise ConfigError(f"no benchmark named {args.what!r}: latency, throughput and probe are known")
+    if args.what != "probe" and args.output_tokens < 2:
+        raise ConfigError("a benchmark needs --output-tokens 2 or more: the first token is prefill's")
+    trace = RingTrace(num_steps=_MAX_STEPS, num_requests=_MAX_STEPS)
+    engine = build_engine(args.engine, trace=trace)
+    try:
+        driver = Driver(engine.loop, trace, WallClock(), Prompts(engine.spec.vocab_size, args.seed))
+        write(bench(args, engine, driver))
+    finally:
+        engine.close()
+    return 0
+
+
+def _latency(args: BenchArgs, engine: Engine, driver: Driver) -> str:
+    return _measure(args, engine, driver, concurrency=1)
+
+
+def _throughput(args: BenchArgs, engine: Engine, driver: Driver) -> str:
+    return _measure(args, engine, driver, concurrency=min(args.concurrency, args.num_requests))
+
+
+def _measure(args: BenchArgs, engine: Engine, driver: Driver, concurrency: int) -> str:
+    shape = Shape(num_requests=args.num_requests, concurrency=concurrency, prompt_tokens=args.prompt_tokens,
+                  output_tokens=args.output_tokens)
+    machine = probe_machine("this run", step_bytes(engine.account))
+    driver.run(Shape(num_requests=shape.concurrency, concurrency=shape.concurrency,
+                     prompt_tokens=shape.prompt_tokens, output_tokens=WARM_UP_TOKENS))
+    report = _report(args.what, engine, machine, shape, driver.run(shape))
+    return json.dumps(report.as_json(), allow_nan=False) if args.json else report.text()
+
+
+def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, done: Round) -> Report:
+    device = machine.hardware()
+    price = Price(engine.account, device, flops_per_s=device.peak_rate)
+    decodes = [s for s in done.steps if s.num_chunks == 0 and s.num_decodes == shape.concurrency]
+    chunks = [s for s in done.steps if s.num_decodes == 0]
+    return Report(what=what, model=engine.name, numerics=engine.numerics, concurrency=shape.concurrency,
+                  prompt_tokens=shape.prompt_tokens, output_tokens=shape.output_tokens, wall_s=done.wall_s,
+                  requests=done.requests, decode=summarize(decodes, price), prefill=summarize(chunks, price),
+                  machine=machine)
+
+
+def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
+    if args.profile is None:
+        raise ConfigError("bench probe needs a name for the profile: --profile NAME")
+    machine = probe_machine(args.profile, step_bytes(engine.account))
+    capacity = engine.capacity
+    table = step_table(driver, max_rows=capacity.num_rows, max_chunk=capacity.max_step_tokens)
+    profile = machine.with_table(f"{engine.name}:{engine.numerics}", table)
+    path = save_profile(profile)
+    if args.json:
+        return path.read_text(encoding="utf-8").strip()
+    times = [*zip(table.rows, table.row_s, strict=True), *zip(table.chunk, table.chunk_s, strict=True)]
+    kinds = ["decodes"] * len(table.rows) + ["tokens of a chunk"] * len(table.chunk)
+    lines = [f"{n:5} {kind}: {seconds * 1e3:.3g} ms" for (n, seconds), kind in zip(times, kinds, strict=True)]
+    return "\n".join([f"read {profile.read_bytes_per_s / 1e9:.3g} GB/s", *lines, f"saved as {path}"])
+
+
+def step_bytes(account: Account) -> int:
+    """Bytes that a decode step of one short sequence reads: about the weights as they are held."""
+    sums = Summer(account.windows).sums([0], [1], 1)
+    return int(sum(line.read_bytes for line in account.at(sums)))
