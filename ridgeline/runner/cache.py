@@ -1,0 +1,27 @@
+"""The arena: every byte of cache on one device, cut into pages. Knows no sequence and no meaning of the
+bytes."""
+
+import torch
+from torch import Tensor
+
+from ridgeline.schedule.plan import Copies
+from ridgeline.spec.cache import CacheLayout
+
+
+class PageCache:
+    """arena uint8 [num_pages, page_bytes]; not initialised, so that pages cost memory when first written."""
+
+    def __init__(self, layout: CacheLayout, num_pages: int, device: torch.device) -> None:
+        self.arena = torch.empty(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
+        self._regions = {(r.layer, r.slot): r for group in layout.groups for r in group.regions}
+
+    def region(self, layer: int, slot: int) -> Tensor:
+        """The bytes that (layer, slot) owns in every page, [num_pages, num_bytes], a view."""
+        region = self._regions[(layer, slot)]
+        return self.arena[:, region.offset_bytes: region.offset_bytes + region.num_bytes]
+
+    def copy(self, copies: Copies) -> None:
+        """Run the copies in order (a later one may read what an earlier one wrote)."""
+        assert not copies.source_space.any() and not copies.target_space.any(), "no other space is here"
+        for source, target in zip(copies.source.tolist(), copies.target.tolist()):
+            self.arena[target].copy_(self.arena[source])

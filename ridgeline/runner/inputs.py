@@ -1,0 +1,62 @@
+"""StepPlan -> Step: host arrays of rows become flat device tensors of tokens.
+
+Legend: R rows of the plan, T flat tokens.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.runner.rows import Rows
+from ridgeline.schedule.plan import PLACEHOLDER, Copies, StepPlan
+from ridgeline.spec.cache import CacheLayout
+
+Long = NDArray[np.int64]
+
+
+def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
+    """Gather what the plan's rows feed in; PLACEHOLDERs become the row's last sampled token, on the
+    device."""
+    counts, starts = plan.count.astype(np.int64), plan.start.astype(np.int64)
+    ends = starts + counts
+    row_T = np.repeat(plan.row, counts).astype(np.int64)
+    position_T = np.arange(plan.num_tokens) + np.repeat(ends - counts.cumsum(), counts)
+    device = rows.last_token.device
+    positions, rows_T = torch.from_numpy(position_T).to(device), torch.from_numpy(row_T).to(device)
+    ids = torch.from_numpy(plan.tokens.astype(np.int64)).to(device)
+    unknown = np.flatnonzero(plan.tokens == PLACEHOLDER)
+    if len(unknown):
+        ids[torch.from_numpy(unknown)] = rows.last_token[torch.from_numpy(row_T[unknown])]
+    row_R = torch.from_numpy(plan.row.astype(np.int64)).to(device)
+    return Step(
+        ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=plan.num_decodes,
+        reach_T=torch.from_numpy(np.maximum(rows.num_prompt[row_T], position_T + 1)).to(device),
+        lengths_S=torch.from_numpy(ends.astype(np.int32)).to(device),
+        groups=tuple(_group(table, group.tokens_per_page, row_R, rows_T, positions)
+                     for table, group in zip(rows.tables, layout.groups, strict=True)))
+
+
+def select(plan: StepPlan, places: Long) -> StepPlan:
+    """The part of a plan that concerns some of its rows (ascending places); its news are left out."""
+    if len(places) == plan.num_rows:
+        return plan
+    firsts = np.concatenate(([0], plan.count.cumsum()))
+    tokens = [plan.tokens[firsts[place]: firsts[place + 1]] for place in places]
+    return replace(
+        plan, request=plan.request[places], row=plan.row[places], start=plan.start[places],
+        count=plan.count[places], sample=plan.sample[places], draft=plan.draft[places],
+        tokens=np.concatenate(tokens), num_decodes=int((places < plan.num_decodes).sum()), row_starts=(),
+        tables=(), copies=Copies.none())
+
+
+def _group(table: Tensor, tokens_per_page: int, row_R: Tensor, row_T: Tensor, position_T: Tensor,
+           ) -> GroupStep:
+    """A state group (tokens_per_page 0) has no slots: its pages are found by the table alone."""
+    if not tokens_per_page:
+        return GroupStep(table_SP=table[row_R], slots_T=position_T[:0])
+    pages = table[row_T, position_T // tokens_per_page].long()
+    return GroupStep(table_SP=table[row_R], slots_T=pages * tokens_per_page + position_T % tokens_per_page)
