@@ -14,14 +14,13 @@ from ridgeline.ledger.profile import MachineProfile
 
 
 class StepOf:
-    """A finished step in the ledger's terms. A record holds sums, so its rows count as equally long."""
+    """A finished step in the ledger's terms. A record holds sums: its chunks count as equally long, and its
+    rows as having equally many tokens before them."""
 
     def __init__(self, record: StepRecord) -> None:
-        rows = record.num_decodes + record.num_chunks
-        tokens = np.full(rows, record.num_tokens // rows)
-        context = np.full(rows, record.context_tokens / rows)
-        self.count = tokens
-        self.start = context - tokens
+        chunk = record.prefill_tokens / max(record.num_chunks, 1)
+        self.count = np.repeat([1.0, chunk], [record.num_decodes, record.num_chunks])
+        self.start = np.full(len(self.count), (record.context_tokens - record.num_tokens) / len(self.count))
         self.num_sampled = record.num_sampled
 
 

@@ -14,7 +14,8 @@ def step(*, num_decodes: int = 0, num_chunks: int = 0, prefill_tokens: int = 0, 
         floor_s=None)
 
 
-def request(name: str, *, first_s: float, tpot_s: float, num_output: int, num_prompt: int = 8) -> RequestRecord:
+def request(name: str, *, first_s: float, tpot_s: float, num_output: int,
+            num_prompt: int = 8) -> RequestRecord:
     times = tuple(first_s + i * tpot_s for i in range(num_output))
     return RequestRecord(
         id=name, choice=0, priority=0, tenant="", num_prompt=num_prompt, num_cached=0, num_output=num_output,
