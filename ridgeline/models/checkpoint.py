@@ -1,4 +1,4 @@
-"""A checkpoint opened without torch: config, ModelSpec, tensors, and what the text layer needs.
+"""A checkpoint opened without torch: its config, ModelSpec, tensor table and weight sources, checked.
 
 Reads headers and JSON only. Where the model argument points is `resolve`'s business; weights are `nn/load`'s.
 """
@@ -19,9 +19,6 @@ from ridgeline.models.sources import Part, Source
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.model import ModelSpec
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -32,8 +29,6 @@ class Checkpoint:
     path: the folder or GGUF file, None for a published shape. config: config.json's fields (or GGUF metadata
     in that spelling) with the overrides in. generation_config: its fields, {} without one. dummy: weights are
     to be random; tensors and sources are then empty. sources: our full weight name -> checkpoint tensors.
-    tokenizer_files: by file name. gguf_metadata: None unless GGUF. chat_template: the checkpoint's own
-    default template.
     """
 
     name: str
@@ -44,9 +39,6 @@ class Checkpoint:
     dummy: bool
     tensors: Mapping[str, StoredTensor]
     sources: Mapping[str, Source]
-    tokenizer_files: Mapping[str, Path]
-    gguf_metadata: Mapping[str, object] | None
-    chat_template: str | None
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
@@ -54,13 +46,6 @@ class Checkpoint:
         found = {name: self.generation_config.get(name) for name in SAMPLING_FIELDS}
         return {name: value for name, value in found.items()
                 if isinstance(value, int | float) and not isinstance(value, bool)}
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """False when text cannot be served: token ids only."""
-        if self.gguf_metadata is not None:
-            return "tokenizer.ggml.tokens" in self.gguf_metadata
-        return not self.tokenizer_files.keys().isdisjoint(("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto",
@@ -94,7 +79,7 @@ def open_shape(name: str, *, overrides: Mapping[str, object] | None = None) -> C
     config = {**SHAPES[key], **(overrides or {})}
     return Checkpoint(
         name=key, path=None, config=config, generation_config={}, spec=model_spec(config, key), dummy=True,
-        tensors={}, sources={}, tokenizer_files={}, gguf_metadata=None, chat_template=None)
+        tensors={}, sources={})
 
 
 def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:
@@ -105,25 +90,22 @@ def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, o
     embed = tensors.get("model.embed_tokens.weight")
     spec = _finished(model_spec(config, str(folder / "config.json")), embed, generation)
     sources = {} if dummy else weight_sources(spec)
-    _check(folder, tensors, sources, spec, inert=())
-    files = {file: folder / file for file in TOKENIZER_FILES if (folder / file).is_file()}
-    return Checkpoint(
-        name=name, path=folder, config=config, generation_config=generation, spec=spec, dummy=dummy,
-        tensors=tensors, sources=sources, tokenizer_files=files, gguf_metadata=None,
-        chat_template=_chat_template(files))
+    if not dummy:
+        _check(folder, tensors, sources, spec)
+    return Checkpoint(name=name, path=folder, config=config, generation_config=generation, spec=spec,
+                      dummy=dummy, tensors=tensors, sources=sources)
 
 
 def _open_gguf(path: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:
     file = read_gguf(path)
     config = {**gguf_config(file), **overrides}
     spec = model_spec(config, str(path))
-    tensors, sources = ({}, {}) if dummy else (file.tensors, weight_sources(spec, gguf=True))
-    _check(path, tensors, sources, spec, inert=ROPE_TENSORS)
-    template = file.metadata.get("tokenizer.chat_template")
-    return Checkpoint(
-        name=name, path=path, config=config, generation_config=gguf_sampling(file.metadata), spec=spec,
-        dummy=dummy, tensors=tensors, sources=sources, tokenizer_files={}, gguf_metadata=file.metadata,
-        chat_template=template if isinstance(template, str) else None)
+    tensors = {} if dummy else {n: t for n, t in file.tensors.items() if n not in ROPE_TENSORS}
+    sources = {} if dummy else weight_sources(spec, gguf=True)
+    if not dummy:
+        _check(path, tensors, sources, spec)
+    return Checkpoint(name=name, path=path, config=config, generation_config=gguf_sampling(file.metadata),
+                      spec=spec, dummy=dummy, tensors=tensors, sources=sources)
 
 
 def _finished(spec: ModelSpec, embed: StoredTensor | None, generation: Mapping[str, object]) -> ModelSpec:
@@ -134,8 +116,8 @@ def _finished(spec: ModelSpec, embed: StoredTensor | None, generation: Mapping[s
     return replace(spec, vocab_size=rows, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *ends))))
 
 
-def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source], spec: ModelSpec,
-           inert: tuple[str, ...]) -> None:
+def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source],
+           spec: ModelSpec) -> None:
     """Every weight has its tensors, and every tensor is some weight's (a bias left over is an error)."""
     wanted = {part.name for source in sources.values() for part in source.parts}
     missing = sorted(wanted - tensors.keys())
@@ -143,13 +125,12 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"{path}: tensor {missing[0]}{more} is missing: {INCOMPLETE}, or the config "
                               "is not that of these weights")
-    tied = ("lm_head.weight", "output.weight") if spec.tied_embeddings else ()
     for name, param in spec.params():
-        if sources:
-            _check_shape(name, param, [(part, tensors[part.name]) for part in sources[name].parts])
+        _check_shape(name, param, [(part, tensors[part.name]) for part in sources[name].parts])
+    tied = "lm_head.weight" if spec.tied_embeddings else ""  # some writers store the embedding a second time
     extra = sorted(name for name in tensors.keys() - wanted
-                   if name not in inert and name not in tied and not name.endswith("rotary_emb.inv_freq"))
-    if extra and sources:
+                   if name != tied and not name.endswith("rotary_emb.inv_freq"))
+    if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "
                               "of this config: the config is not that of these weights")
@@ -174,16 +155,3 @@ def _read_json(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
     return value
-
-
-def _chat_template(files: Mapping[str, Path]) -> str | None:
-    """The default template: its own file, else tokenizer_config.json's (one, or the list's "default")."""
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].read_text(encoding="utf-8")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _read_json(files[name]).get("chat_template") if name in files else None
-        if isinstance(found, list):
-            found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-        if isinstance(found, str):
-            return found
-    return None

@@ -59,17 +59,17 @@ def test_every_metadata_type_is_read(tmp_path: Path) -> None:
     assert (meta["a.u32"], meta["a.i32"]) == (4000000000, -2000000000)
     assert (meta["a.u64"], meta["a.i64"]) == (2**63, -(2**62))
     assert (meta["a.f32"], meta["a.f64"], meta["a.bool"], meta["a.text"]) == (1e-5, 0.1, True, "grüße")
-    assert list(meta["a.ints"]) == [1, -2, 3]  # type: ignore[call-overload]
-    assert list(meta["a.floats"]) == [0.5, 2.0]  # type: ignore[call-overload]
-    assert [list(inner) for inner in meta["a.nested"]] == [[1, 2], [3]]  # type: ignore[attr-defined]
+    assert list(meta["a.ints"]) == [1, -2, 3]
+    assert list(meta["a.floats"]) == [0.5, 2.0]
+    assert [list(inner) for inner in meta["a.nested"]] == [[1, 2], [3]]
 
 
 def test_string_arrays_are_lazy_sequences(tmp_path: Path) -> None:
     """Protects: index, slice, iteration and raw bytes of a vocabulary agree."""
     tokens = read_gguf(write(tmp_path / "m.gguf")).metadata["tokenizer.ggml.tokens"]
     want = [f"tok{i}é" for i in range(300)]
-    assert list(tokens) == want and tokens[7] == want[7] and tokens[-1] == want[-1]  # type: ignore[call-overload, index]
-    assert tokens[3:9:2] == want[3:9:2] and tokens.raw(5) == "tok5é".encode()  # type: ignore[index, attr-defined]
+    assert list(tokens) == want and tokens[7] == want[7] and tokens[-1] == want[-1]
+    assert tokens[3:9:2] == want[3:9:2] and tokens.raw(5) == "tok5é".encode()
 
 
 def test_tensor_table_is_row_major_and_points_at_the_bytes(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_default_file_opens_in_a_tenth_of_a_second_without_numpy() -> None:
         file = read_gguf(path)
         seconds.append(time.process_time() - start)
     assert min(seconds) < 0.1
-    assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152  # type: ignore[arg-type]
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
     assert len(file.tensors) == 272 and file.tensors["blk.29.ffn_down.weight"].format == "q4_1"
     assert "torch" not in sys.modules["ridgeline.models.files.gguf"].__dict__
 
@@ -109,8 +109,13 @@ def test_truncated_default_file_is_called_incomplete(tmp_path: Path, where: str)
     """Protects: a download that stopped anywhere is named with the size needed and the size found."""
     whole = default_file().read_bytes()
     first = min(t.offset_bytes for t in read_gguf(default_file()).tensors.values())
-    size = {"magic": 4, "one_kb": 1024, "tensor_table": first - 3000, "half": len(whole) // 2,
-            "last_byte": len(whole) - 1}[where]
+    size = {
+        "magic": 4,
+        "one_kb": 1024,
+        "tensor_table": first - 3000,
+        "half": len(whole) // 2,
+        "last_byte": len(whole) - 1,
+    }[where]
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[:size])
     with pytest.raises(CheckpointError, match="incomplete") as error:
@@ -120,11 +125,16 @@ def test_truncated_default_file_is_called_incomplete(tmp_path: Path, where: str)
         assert "tensor " in str(error.value) and str(len(whole)) in str(error.value)
 
 
-@pytest.mark.parametrize(("start", "words"), [
-    (b"GGML", "not a GGUF file"), (b"\x80\x02}q", "not a GGUF file"), (b"", "empty"),
-    (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
-    (b"GGUF" + struct.pack("<I", 1) + bytes(40), "version 1"),
-])
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"GGML", "not a GGUF file"),
+        (b"\x80\x02}q", "not a GGUF file"),
+        (b"", "empty"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
+        (b"GGUF" + struct.pack("<I", 1) + bytes(40), "version 1"),
+    ],
+)
 def test_other_files_are_refused_by_name(tmp_path: Path, start: bytes, words: str) -> None:
     """Protects: a wrong magic, an empty file, a byte-swapped and an old file each get their own words."""
     path = tmp_path / "x.gguf"
@@ -138,7 +148,7 @@ def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf")
     data = bytearray(path.read_bytes())
     at = data.index(b"full") + 4 + 4 + 8 + 4  # name, axes, one axis, type; then the offset
-    data[at:at + 8] = struct.pack("<Q", 0)
+    data[at : at + 8] = struct.pack("<Q", 0)
     path.write_bytes(bytes(data))
     with pytest.raises(CheckpointError, match=r"wrong offsets.*full"):
         read_gguf(path)

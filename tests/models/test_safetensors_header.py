@@ -12,8 +12,15 @@ from ridgeline.models.files.safetensors import read_folder, read_safetensors
 
 
 def write(path: Path) -> Path:
-    save_file({"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones((3,), np.float16),
-               "empty": np.zeros((0, 4), np.float32), "scalar": np.array(3, np.int64)}, path)
+    save_file(
+        {
+            "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "a": np.ones((3,), np.float16),
+            "empty": np.zeros((0, 4), np.float32),
+            "scalar": np.array(3, np.int64),
+        },
+        path,
+    )
     return path
 
 
@@ -61,12 +68,15 @@ def test_extra_bytes_and_wrong_sizes_are_wrong_offsets(tmp_path: Path) -> None:
         read_safetensors(path)
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
-    (b"GGUF" + bytes(range(1, 60)), "not a safetensors file"),
-    (b"\x05" + bytes(7) + b"hello", "not a safetensors file"),
-    (b"\x02" + bytes(7) + b"[]", "not a safetensors file"),
-])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"GGUF" + bytes(range(1, 60)), "not a safetensors file"),
+        (b"\x05" + bytes(7) + b"hello", "not a safetensors file"),
+        (b"\x02" + bytes(7) + b"[]", "not a safetensors file"),
+    ],
+)
 def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str) -> None:
     """Protects: a pointer file, another format and rubbish each get their own words."""
     path = tmp_path / "m.safetensors"
@@ -107,9 +117,11 @@ def test_index_that_names_what_is_not_there(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     path = folder / "model.safetensors.index.json"
     good = json.loads(path.read_text())["weight_map"]
-    for weight_map, words in ((good | {"t9": "ghost.safetensors"}, "ghost.safetensors.*incomplete"),
-                              (good | {"t9": good["t0"]}, "tensor t9 is not in this file"),
-                              (good | {"t9": "../x.safetensors"}, "not a plain file name")):
+    for weight_map, words in (
+        (good | {"t9": "ghost.safetensors"}, "ghost.safetensors.*incomplete"),
+        (good | {"t9": good["t0"]}, "tensor t9 is not in this file"),
+        (good | {"t9": "../x.safetensors"}, "not a plain file name"),
+    ):
         path.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(CheckpointError, match=words):
             read_folder(folder)

@@ -122,6 +122,9 @@ def _found(folder: Path) -> list[str]:
     for match in filter(None, map(_SHARD.fullmatch, names)):
         return [f"{match[1]}-{i:05d}-of-{match[3]}.safetensors" for i in range(1, int(match[3]) + 1)]
     if not names:
-        raise CheckpointError(f"{folder}: no *.safetensors file in this folder: only safetensors and GGUF "
-                              "weights are read (load_format dummy runs a config alone, with random weights)")
+        packed = sorted(p.name for p in folder.glob("*.gguf"))
+        hint = (f"name the GGUF file itself ({', '.join(packed)})" if packed else
+                "load_format dummy runs a config alone, with random weights")
+        raise CheckpointError(f"{folder}: no *.safetensors file in this folder; only safetensors and GGUF "
+                              f"are read: {hint}")
     return names
