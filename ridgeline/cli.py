@@ -1,0 +1,65 @@
+"""The command line: finds the command, turns a user's mistake into one line, and imports nothing heavy by
+itself.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from ridgeline.base.errors import RidgelineError
+from ridgeline.commands.flags import config_argv
+
+# Each is a module of ridgeline.commands with HELP, add_arguments(parser) and run(args) -> exit code.
+COMMANDS = ("serve", "chat", "complete", "run-batch", "bench", "doctor", "version")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, for parsing and for the test that freezes its flags."""
+    parser = argparse.ArgumentParser(
+        prog="ridgeline", description="LLM inference that can account for its numbers."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = _module(name)
+        sub = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        module.add_arguments(sub)
+        sub.set_defaults(parser=sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. 2 is a mistake of the user's, told in one line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(words)
+    try:
+        if getattr(args, "config", None):
+            args = _with_file(args, words)
+        return _module(args.command).run(args)
+    except RidgelineError as error:
+        print(f"ridgeline {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _with_file(args: argparse.Namespace, words: list[str]) -> argparse.Namespace:
+    """The flags of --config first, then those of the command line over them."""
+    parser: argparse.ArgumentParser = args.parser
+    from_file = parser.parse_args(config_argv(args.config, parser))
+    model = from_file.model
+    merged = parser.parse_args(words[1:], from_file)
+    merged.model = merged.model or model
+    merged.command = args.command
+    return merged
+
+
+def _module(name: str) -> ModuleType:
+    return import_module("ridgeline.commands." + name.replace("-", "_"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Flags that several commands share, the file behind --config, and the frozen settings that they become."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.table import Table
+from ridgeline.base.units import parse_bytes, parse_count
+
+
+def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
+    """A reader whose values must be above 0; argparse shows the text of what it raises."""
+
+    def read_positive(text: str) -> float:
+        try:
+            value = read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return read_positive
+
+
+count = positive(parse_count)
+size = positive(parse_bytes)
+seconds = positive(float)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; argparse shows the text of what is raised."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The model and how it runs. Each dest is a field of EngineConfig."""
+    parser.add_argument(
+        "model", nargs="?", help="local folder, GGUF file or Hub id; default: SmolLM2-135M-Instruct"
+    )
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="take the tokenizer from here instead of from the model"
+    )
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="a Jinja file used instead of the model's own template"
+    )
+    group.add_argument("--revision", help="branch, tag or commit of a Hub id")
+    group.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights for a config folder or a published shape name",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="auto: the fast path of the device; float32: the reference numerics",
+    )
+    group.add_argument(
+        "--hf-overrides",
+        type=json_object,
+        metavar="JSON",
+        help="fields that replace those of the checkpoint's config; null drops one",
+    )
+    group.add_argument("--quantization", help="weight scheme; default: the checkpoint's own")
+    group = parser.add_argument_group("memory and batching")
+    group.add_argument(
+        "--max-model-len", type=count, metavar="TOKENS", help="prompt and output together; 32k is 32768"
+    )
+    group.add_argument(
+        "--kv-cache-bytes", type=size, metavar="BYTES", help="size of the KV cache, such as 512MB or 2GiB"
+    )
+    group.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    group.add_argument(
+        "--block-tokens", type=count, default=16, metavar="TOKENS", help="tokens of a KV block (16)"
+    )
+    group.add_argument(
+        "--max-num-seqs", type=count, default=64, metavar="N", help="most sequences in a step (64)"
+    )
+    group.add_argument("--max-num-batched-tokens", type=count, metavar="TOKENS", help="most tokens in a step")
+    group.add_argument(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_false",
+        help="compute every prompt from its first token",
+    )
+    group.add_argument(
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="recompute the whole context at every step: a slow twin for comparison",
+    )
+    group.add_argument("--policy", default="fcfs", help="order of waiting requests: fcfs or priority")
+    group = parser.add_argument_group("machine")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument("--threads", type=count, metavar="N", help="compute threads")
+    group.add_argument("--seed", type=int, default=0, help="of requests that bring no seed (0)")
+    group.add_argument("--trace-file", metavar="FILE", help="write a JSON line for each step and request")
+    group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bars")
+
+
+def add_sampling_flags(group: argparse._ActionsContainer) -> None:
+    """How the terminal commands sample; what is left out is the model's own default."""
+    group.add_argument("--max-tokens", type=count, metavar="TOKENS", help="most tokens of an answer")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens that sum to P"
+    )
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `add_sampling_flags` as fields of a request."""
+    given = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_p")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's part of the parsed flags."""
+    return EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig)})
+
+
+def add_config_flag(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--config",
+        metavar="FILE.yaml",
+        help="flags from a file, by their long names without dashes in front; the command line wins",
+    )
+
+
+def config_argv(path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """The file as command-line words for `parser`. Unknown names are ConfigErrors; the parser judges the
+    values.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected lines like 'max-num-seqs: 16'")
+    actions = {
+        flag.removeprefix("--"): action for action in parser._actions for flag in action.option_strings
+    }
+    known = Table(
+        f"flag in {path}", {name: a for name, a in actions.items() if a.dest not in ("help", "config")}
+    )
+    words: list[str] = []
+    for key, value in values.items():
+        name = str(key).replace("_", "-")
+        if name == "model":
+            words.append(str(value))
+        else:
+            words += _words(f"--{name}", known[name], value, path)
+    return words
+
+
+def _words(flag: str, action: argparse.Action, value: Any, path: str) -> list[str]:
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ConfigError(f"--config {path}: {flag} is a switch, write true or false")
+        return [flag] if value else []
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, list | dict | bool | None) for item in items):
+        raise ConfigError(f"--config {path}: {flag} cannot be {value!r}")
+    return [f"{flag}={item}" for item in items]

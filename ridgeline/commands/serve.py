@@ -1,0 +1,63 @@
+"""`ridgeline serve`."""
+
+import argparse
+
+from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds
+
+HELP = "serve a model over an OpenAI-compatible HTTP API"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
+    )
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        default=[],
+        help="may be given several times; $RIDGELINE_API_KEY keeps it out of the process list",
+    )
+    group.add_argument(
+        "--allowed-origin",
+        action="append",
+        metavar="ORIGIN",
+        default=[],
+        help="a browser origin that may call, * for any; default: none",
+    )
+    group.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
+    group.add_argument(
+        "--shutdown-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long requests may finish after SIGTERM (30)",
+    )
+    group.add_argument(
+        "--stall-timeout",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long work may wait without a finished step until the engine is given up (60)",
+    )
+    add_config_flag(group)
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ridgeline.base.config import api_keys
+    from ridgeline.server.config import ServerConfig
+    from ridgeline.server.serve import serve
+
+    settings = ServerConfig(
+        host=args.host,
+        port=args.port,
+        api_keys=(*args.api_key, *api_keys()),
+        allowed_origins=tuple(args.allowed_origin),
+        served_name=args.served_model_name,
+        shutdown_s=args.shutdown_timeout,
+        stall_s=args.stall_timeout,
+    )
+    return serve(engine_config(args), settings)

@@ -1,0 +1,114 @@
+"""The outermost layer: request ids, API keys and cross-origin rules, before any route is looked up.
+
+Open without a key: exactly the paths in OPEN, spelled as they are there. Everything else needs one, unknown
+paths too.
+"""
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.base.errors import RequestError
+from ridgeline.server.errors import error_body
+
+OPEN = frozenset({"/health", "/ready", "/ping"})
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_METHODS = b"GET, POST, DELETE, OPTIONS"
+
+
+class Keys:
+    """API keys, kept as digests. No keys means that every caller is let in."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def allow(self, authorization: bytes) -> bool:
+        """True when the Authorization header holds one of the keys; the time taken does not tell which."""
+        if not self._digests:
+            return True
+        scheme, _, token = authorization.partition(b" ")
+        given = _digest(token.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class Access:
+    """ASGI layer around the app. origins: who may call from a browser ("*" for all); empty turns CORS off."""
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Iterable[str] = ()) -> None:
+        self._app = app
+        self._keys = keys
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        extra = [(b"x-request-id", request_id), *self._cors(headers)]
+        scope["request_id"] = request_id.decode()
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        if self._is_preflight(scope, headers):
+            await send_with_headers({"type": "http.response.start", "status": 204})
+            await send({"type": "http.response.body"})
+        elif scope["path"] not in OPEN and not self._keys.allow(headers.get(b"authorization", b"")):
+            await _refuse(send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    def _is_preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        asks = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+        return asks and self._allowed(headers)
+
+    def _allowed(self, headers: dict[bytes, bytes]) -> bool:
+        return b"origin" in headers and (b"*" in self._origins or headers[b"origin"] in self._origins)
+
+    def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        if not self._origins or b"origin" not in headers:
+            return []
+        if not self._allowed(headers):
+            return [(b"vary", b"Origin")]
+        answer = [
+            (b"access-control-allow-origin", headers[b"origin"]),
+            (b"access-control-expose-headers", b"x-request-id"),
+            (b"vary", b"Origin"),
+        ]
+        if b"access-control-request-method" in headers:
+            wanted = headers.get(b"access-control-request-headers", b"authorization, content-type")
+            answer += [
+                (b"access-control-allow-methods", _METHODS),
+                (b"access-control-allow-headers", wanted),
+                (b"access-control-max-age", b"600"),
+            ]
+        return answer
+
+
+async def _refuse(send: Send) -> None:
+    error = RequestError("a valid API key is needed: send the header Authorization: Bearer KEY", status=401)
+    body = msgspec.json.encode(error_body(error))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,52 @@
+"""Who is let in: the count of requests at work, and the door that closes before a shutdown."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ridgeline.base.errors import RequestError
+
+
+class Admission:
+    """Counts requests at work. Once closed, every new one is refused with 503."""
+
+    def __init__(self) -> None:
+        self.num_active = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closed(self) -> bool:
+        """True from the moment at which the server began to shut down."""
+        return self._closed
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Hold a place while a request is at work. Raises RequestError, status 503, when the door is closed.
+        """
+        if self._closed:
+            raise RequestError(
+                "the server is shutting down; try another one", code="shutting_down", status=503
+            )
+        self.num_active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+            if not self.num_active:
+                self._idle.set()
+
+    def close(self) -> None:
+        """Let nobody else in."""
+        self._closed = True
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing is at work; False when that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,162 @@
+"""The routes: HTTP in, HTTP out. What an endpoint means lives in the modules that it calls.
+
+Open without a key: /health (the engine lives), /ready (new work is taken) and /ping. CORS is off unless asked
+for.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
+
+from ridgeline.base.errors import EngineDeadError, RequestError
+from ridgeline.server.access import Access, Keys
+from ridgeline.server.answers import ModelList, to_json
+from ridgeline.server.errors import as_request_error, error_body
+from ridgeline.server.health import Health
+from ridgeline.server.limits import LIMITS, too_large
+from ridgeline.server.metrics import CONTENT_TYPE
+from ridgeline.server.openai import OpenAI, Reply
+from ridgeline.server.schema import describe_bodies
+from ridgeline.server.stream import ClientGone, EventStream, until_gone
+from ridgeline.server.tokens import detokenize, tokenize
+
+_JSON = "application/json"
+_NOBODY = Response(status_code=499)  # the client is gone: nobody reads this
+
+
+def build_app(api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = ()) -> ASGIApp:
+    """The whole server as an ASGI app."""
+    app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
+    for kind in (RequestError, EngineDeadError, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
+    _add_generation(app, api)
+    _add_model(app, api)
+    _add_operation(app, api, health)
+    describe_bodies(app)
+    return Access(app, keys=keys, origins=origins)
+
+
+def _add_generation(app: FastAPI, api: OpenAI) -> None:
+    @app.post("/v1/completions", tags=["generate"])
+    async def completions(request: Request) -> Response:
+        """Continue a prompt."""
+        return await _generate(request, api.completion)
+
+    @app.post("/v1/chat/completions", tags=["generate"])
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        return await _generate(request, api.chat)
+
+
+def _add_model(app: FastAPI, api: OpenAI) -> None:
+    @app.get("/v1/models", tags=["model"])
+    async def models() -> Response:
+        """The models that are served."""
+        return _json(to_json(ModelList(data=[api.served.card])))
+
+    @app.get("/v1/models/{name:path}", tags=["model"])
+    async def model(name: str) -> Response:
+        """One model's card."""
+        api.check_model(name)
+        return _json(to_json(api.served.card))
+
+    @app.post("/tokenize", tags=["model"])
+    async def post_tokenize(request: Request) -> Response:
+        """The token ids of a prompt or a conversation."""
+        return _json(await tokenize(api, await _body(request)))
+
+    @app.post("/detokenize", tags=["model"])
+    async def post_detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return _json(await detokenize(api, await _body(request)))
+
+
+def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
+    @app.get("/health", tags=["operation"])
+    async def get_health() -> Response:
+        """200 while the engine makes progress, 503 when it is gone or stuck."""
+        trouble = health.trouble()
+        return _state(trouble is None, trouble or "ok")
+
+    @app.get("/ready", tags=["operation"])
+    async def ready() -> Response:
+        """200 while new requests are taken; 503 during a shutdown too."""
+        trouble = "shutting down" if api.admission.closed else health.trouble()
+        return _state(trouble is None, trouble or "ok")
+
+    @app.get("/ping", tags=["operation"])
+    async def ping() -> Response:
+        """200 while this process answers."""
+        return _state(True, "ok")
+
+    @app.get("/metrics", tags=["operation"])
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(api.metrics.render(await health.gauges()), media_type=CONTENT_TYPE)
+
+    @app.get("/version", tags=["operation"])
+    async def get_version() -> Response:
+        """The server's version."""
+        return _json(to_json({"version": version("ridgeline")}))
+
+
+async def _generate(request: Request, endpoint: Callable[[bytes], Coroutine[Any, Any, Reply]]) -> Response:
+    body = await _body(request)
+    try:
+        reply = await until_gone(request.receive, endpoint(body))
+    except ClientGone:
+        return _NOBODY
+    return _json(reply) if isinstance(reply, bytes) else EventStream(reply)
+
+
+async def _body(request: Request) -> bytes:
+    """The body within its limits, before anything looks at it."""
+    kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if kind != _JSON:
+        raise RequestError(f"Content-Type is {kind:.80}; send {_JSON}", param="body", status=415)
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > LIMITS.body_bytes:
+        raise too_large()
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(LIMITS.body_s):
+            async for part in request.stream():
+                parts += part
+                if len(parts) > LIMITS.body_bytes:
+                    raise too_large()
+    except TimeoutError:
+        raise RequestError(
+            f"the body took longer than {LIMITS.body_s:.0f} s", param="body", status=408
+        ) from None
+    except ClientDisconnect:
+        raise RequestError("the client left before its body was complete", status=499) from None
+    return bytes(parts)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):
+        known = {
+            404: f"there is no {request.url.path:.200} here",
+            405: f"{request.method} is not allowed here",
+        }
+        headers = dict(error.headers or {})
+        error = RequestError(known.get(error.status_code, str(error.detail)), status=error.status_code)
+    refusal = as_request_error(error)
+    if refusal.status == 503:
+        headers["retry-after"] = "5"
+    return _json(to_json(error_body(refusal)), refusal.status, headers)
+
+
+def _state(good: bool, text: str) -> Response:
+    return _json(to_json({"status": text}), 200 if good else 503)
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status_code=status, media_type=_JSON, headers=headers)

@@ -1,0 +1,81 @@
+"""Chat completions: a job's outcome as one body, and its deltas as chunks."""
+
+from msgspec import UNSET
+
+from ridgeline.frontend.generation import Delta
+from ridgeline.server.answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    to_json,
+)
+from ridgeline.server.form import ChunkUsage, Form
+from ridgeline.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
+
+
+class ChatForm(Form):
+    """The form of /v1/chat/completions. The role comes with a choice's first token."""
+
+    prefix = "chatcmpl"
+
+    def whole(self) -> bytes:
+        job = self.job
+        choices = [
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(content=choice.text),
+                logprobs=chat_logprobs(job.entries[index]) if job.params.logprobs is not None else None,
+                finish_reason=choice.finish or "error",
+                stop_reason=choice.stop_reason,
+                token_ids=choice.token_ids if self.with_ids else UNSET,
+            )
+            for index, choice in enumerate(job.generations[0].choices)
+        ]
+        found = job.generations[0].prompt_logprobs
+        scores = prompt_entries(job.prompts[0].token_ids, found, job.tokenizer)
+        return to_json(
+            ChatCompletion(
+                id=self.id,
+                created=self.created,
+                model=self.model,
+                choices=choices,
+                usage=self.usage(),
+                prompt_logprobs=prompt_logprobs(scores) if job.params.prompt_logprobs is not None else UNSET,
+                prompt_token_ids=job.prompts[0].token_ids if self.with_ids else UNSET,
+            )
+        )
+
+    def chunk(self, index: int, delta: Delta, usage: ChunkUsage) -> bytes | None:
+        first = self.is_first(index)
+        with_ids = self.with_ids and bool(delta.token_ids)
+        if not (first or delta.text or delta.entries or delta.finish or with_ids):
+            return None
+        choice = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(
+                role="assistant" if first else UNSET,
+                content=delta.text if delta.text or first else UNSET,
+            ),
+            logprobs=chat_logprobs(delta.entries) if delta.entries else None,
+            finish_reason=delta.finish,
+            stop_reason=UNSET if delta.finish is None else delta.stop_reason,
+            token_ids=list(delta.token_ids) if with_ids else UNSET,
+        )
+        return to_json(
+            ChatChunk(
+                id=self.id,
+                created=self.created,
+                model=self.model,
+                choices=[choice],
+                usage=usage,
+                prompt_token_ids=self.job.prompts[0].token_ids if first and self.with_ids else UNSET,
+            )
+        )
+
+    def usage_chunk(self) -> bytes:
+        return to_json(
+            ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=self.usage())
+        )

@@ -1,0 +1,21 @@
+"""What an operator may set about the server itself; the engine's settings are base.config.EngineConfig."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """api_keys: none lets every caller in. allowed_origins: none turns CORS off.
+
+    shutdown_s: how long requests may finish after SIGTERM. stall_s: how long work may wait without a finished
+    step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
+    own.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    served_name: str | None = None
+    shutdown_s: float = 30.0
+    stall_s: float = 60.0

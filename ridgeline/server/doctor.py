@@ -1,0 +1,114 @@
+"""The report of `ridgeline doctor`. Starts the engine once, asks it for one token, and accounts for the
+seconds.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ridgeline.base.config import EngineConfig, cache_dir
+from ridgeline.base.units import format_bytes
+from ridgeline.server.banner import memory_plan
+from ridgeline.server.start import Running, since_exec_s, start
+
+PACKAGES = (
+    "ridgeline",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "pyzmq",
+    "msgspec",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+)
+ISA = (
+    "avx2",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+)
+
+
+def doctor(config: EngineConfig) -> int:
+    """Print the report. Raises RidgelineError when the model cannot be served; the machine's part is out by
+    then.
+    """
+    for line in _machine():
+        print(line, flush=True)
+    asyncio.run(_engine(config))
+    return 0
+
+
+async def _engine(config: EngineConfig) -> None:
+    async with start(config) as running:
+        await running.api.completion(b'{"prompt": [0], "max_tokens": 1}')
+        first_token_s = since_exec_s()
+    for line in (*_model(running), *_seconds(running, first_token_s)):
+        print(line)
+
+
+def _machine() -> Iterator[str]:
+    yield f"python     {platform.python_version()}, {platform.platform()}"
+    yield "packages   " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    cpu = _cpu()
+    flags = set(cpu.get("flags", "").split())
+    name, cores = cpu.get("model name", platform.machine()), len(os.sched_getaffinity(0))
+    yield f"cpu        {name}, {cores} cores allowed"
+    yield "isa        " + " ".join(word if word in flags else f"no-{word}" for word in ISA)
+    yield f"memory     {format_bytes(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))}"
+    yield f"cache      {cache_dir()}"
+
+
+def _model(running: Running) -> Iterator[str]:
+    info, served = running.info, running.api.served
+    yield f"model      {served.card.id}, {info['family']}, {info['num_params']:,} parameters"
+    yield f"from       {served.card.root}"
+    yield from memory_plan(info)
+    yield "chosen"
+    for name, choice in info["startup"]["choices"].items():
+        yield f"  {name} = {choice['value']}: {choice['why']}"
+
+
+def _seconds(running: Running, first_token_s: float) -> Iterator[str]:
+    """Every second from exec to the first token, the engine's own phases inside its part."""
+    seconds, phases = running.seconds, running.info["startup"]["phases_s"]
+    yield f"start      {first_token_s:.2f} s from exec to the first token"
+    yield _line("this process: Python and imports", seconds["imports"])
+    yield _line("model headers", seconds["open"])
+    yield _line(f"engine process (the text side took {seconds['text']:.2f} s beside it)", seconds["engine"])
+    for name, spent in phases.items():
+        yield "  " + _line(name, spent)
+    yield "  " + _line("Python, imports and the rest", seconds["engine"] - sum(phases.values()))
+    known = seconds["imports"] + seconds["open"] + seconds["engine"]
+    yield _line("first token", first_token_s - known)
+
+
+def _line(name: str, spent_s: float) -> str:
+    return f"  {spent_s:6.2f} s  {name}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _cpu() -> Mapping[str, str]:
+    """The first processor's fields of /proc/cpuinfo."""
+    fields: dict[str, Any] = {}
+    for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return fields

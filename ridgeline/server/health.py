@@ -1,0 +1,77 @@
+"""Whether the engine is alive, told by its progress: a step that finished lately, or an idle engine that
+answers. Holds the engine's newest gauges for /metrics.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import EngineDeadError
+from ridgeline.server.job import Engine
+
+POLL_S = 0.5
+FRESH_S = 2.0  # how long a scrape waits for an engine that is in the middle of a step
+
+
+class Health:
+    """stall_s: how long work may wait without any step finishing before the engine counts as stuck."""
+
+    def __init__(self, engine: Engine, clock: Clock, stall_s: float) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._stall_s = stall_s
+        self._num_steps = -1
+        self._moved_s = clock.now()
+        self._dead: str | None = None
+        self._stats: Mapping[str, Any] = {}
+
+    async def watch(self) -> None:
+        """Poll until the engine is gone. One in the middle of a long step answers late; that is no fault."""
+        while self._dead is None:
+            await self._poll()
+            await asyncio.sleep(POLL_S)
+
+    async def gauges(self) -> dict[str, float]:
+        """The engine's numbers by the names of `metrics`: fresh, or the last known from a busy engine."""
+        try:
+            async with asyncio.timeout(FRESH_S):
+                await self._poll()
+        except TimeoutError:
+            pass
+        return _gauges(self._stats) if self._stats else {}
+
+    def trouble(self) -> str | None:
+        """What is wrong with the engine, or None when it lives."""
+        if self._dead is not None:
+            return f"the engine is not running: {self._dead}"
+        still_s = self._clock.now() - self._moved_s
+        if still_s > self._stall_s:
+            return f"no step has finished for {still_s:.0f} s although work is waiting"
+        return None
+
+    async def _poll(self) -> None:
+        try:
+            stats = await self._engine.ask("stats")
+        except EngineDeadError as error:
+            self._dead = str(error)
+            return
+        idle = not stats["num_running"] and not stats["num_waiting"]
+        if idle or stats["num_steps"] != self._num_steps:
+            self._moved_s = self._clock.now()
+        self._num_steps = stats["num_steps"]
+        self._stats = stats
+
+
+def _gauges(stats: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "num_requests_running": stats["num_running"],
+        "num_requests_waiting": stats["num_waiting"],
+        "kv_cache_usage_perc": stats["kv_usage"],
+        "kv_blocks_live": stats["num_used_pages"],
+        "kv_blocks_total": stats["num_used_pages"] + stats["num_free_pages"],
+        "prefix_cache_queries_total": stats["num_prompt_tokens"],
+        "prefix_cache_hits_total": stats["num_cached_tokens"],
+        "num_preemptions_total": stats["num_preemptions"],
+        "engine_steps_total": stats["num_steps"],
+    }

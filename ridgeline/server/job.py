@@ -1,0 +1,147 @@
+"""One API request at work: its prompts as engine requests, their news as deltas, and an end that leaves
+nothing behind.
+
+Knows no HTTP and no answer format.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ridgeline.base.errors import EngineDeadError
+from ridgeline.frontend.generation import Choice, Delta, Generation, LogprobEntry
+from ridgeline.frontend.protocol import News
+from ridgeline.frontend.tokenizer import Tokenizer
+from ridgeline.server.metrics import RequestClock
+from ridgeline.server.prompts import Prompt
+from ridgeline.spec.sampling import SamplingParams
+
+
+class Engine(Protocol):
+    """What the server needs of the engine's client."""
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[News, None]:
+        """News until every choice is closed. Closing the generator early aborts the request."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None: ...
+
+    async def ask(self, what: str) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A delta of one choice, numbered over all prompts: prompt index times n plus the prompt's own choice."""
+
+    index: int
+    delta: Delta
+
+
+class Job:
+    """The prompts of one request, all with the same parameters, and what came of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        priority: int,
+        cache_salt: str,
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.tokenizer = tokenizer
+        self.generations = [Generation(tokenizer, params) for _ in prompts]
+        self.entries: list[list[LogprobEntry]] = [[] for _ in range(len(prompts) * params.n)]
+        self._engine = engine
+        self._priority = priority
+        self._cache_salt = cache_salt
+
+    def choice(self, index: int) -> Choice:
+        """A choice by its number over all prompts."""
+        prompt, choice = divmod(index, self.params.n)
+        return self.generations[prompt].choices[choice]
+
+    async def run(self, clock: RequestClock, now: Callable[[], float]) -> AsyncGenerator[Piece, None]:
+        """Deltas as they come. Closing it early aborts what still runs in the engine."""
+        if len(self.prompts) == 1:
+            sources = self._one(0, clock, now)
+        else:
+            sources = _merged([self._one(index, clock, now) for index in range(len(self.prompts))])
+        async with aclosing(sources):
+            async for piece in sources:
+                yield piece
+
+    async def _one(
+        self, index: int, clock: RequestClock, now: Callable[[], float]
+    ) -> AsyncGenerator[Piece, None]:
+        generation = self.generations[index]
+        request_id = uuid.uuid4().hex
+        news_of = self._engine.submit(
+            request_id,
+            self.prompts[index].token_ids,
+            self.params,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+        )
+        timed = clock.prompt(self.params.n)
+        try:
+            async with aclosing(news_of):
+                async for news in news_of:
+                    delta = generation.feed(news)
+                    timed.seen(news, delta, now())
+                    if delta.abort_keep is not None:
+                        self._engine.abort(request_id, news.choice, delta.abort_keep)
+                    if delta.token_ids or delta.finish is not None:
+                        number = index * self.params.n + news.choice
+                        self.entries[number] += delta.entries
+                        yield Piece(index=number, delta=delta)
+        except (GeneratorExit, asyncio.CancelledError):
+            timed.end("abort", now())
+            raise
+        except EngineDeadError:
+            timed.end("error", now())
+            raise
+
+
+async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all sources in the order in which they come; the first failure of any ends all."""
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+    async def drain(source: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for piece in source:
+                    queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(drain(source)) for source in sources]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

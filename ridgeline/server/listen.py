@@ -1,0 +1,85 @@
+"""The HTTP server around the endpoints, and the order of its end. Slow to import, so `serve` does it beside
+the load.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from ridgeline.base.clock import WallClock
+from ridgeline.server.access import Keys
+from ridgeline.server.app import build_app
+from ridgeline.server.banner import banner
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.health import Health
+from ridgeline.server.start import Running
+
+GRACE_S = 5  # for connections to close once their requests have ended
+_LOG = logging.getLogger("ridgeline.server")
+
+
+async def listen(running: Running, settings: ServerConfig, listener: socket.socket) -> None:
+    """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
+    health = Health(running.client, WallClock(), settings.stall_s)
+    app = build_app(running.api, health, keys=Keys(settings.api_keys), origins=settings.allowed_origins)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    tasks = [
+        asyncio.create_task(health.watch()),
+        asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
+    ]
+    print(banner(running, _url(settings.host, listener), keyed=bool(settings.api_keys)), flush=True)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: here a shutdown has an order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _end_on_signal(server: uvicorn.Server, running: Running, shutdown_s: float) -> None:
+    """Close the door, let requests finish until the deadline or a second signal, end the rest, stop
+    listening.
+    """
+    asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.put_nowait, number)
+    name = (await asked.get()).name
+    admission = running.api.admission
+    admission.close()
+    _LOG.info("%s: no new requests; %d at work may take %g s", name, admission.num_active, shutdown_s)
+    waits = [asyncio.create_task(asked.get()), asyncio.create_task(admission.drained(shutdown_s))]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    if admission.num_active:
+        _LOG.warning("ending %d requests that are still at work", admission.num_active)
+        await running.client.close()
+    server.should_exit = True
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{listener.getsockname()[1]}"

@@ -1,0 +1,143 @@
+"""The two generating endpoints from body to answer, without HTTP.
+
+A refusal is raised before the first event exists; what fails later is told inside the stream.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from msgspec import UNSET
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import RequestError
+from ridgeline.server.admission import Admission
+from ridgeline.server.answers import to_json
+from ridgeline.server.chat import ChatForm
+from ridgeline.server.completions import CompletionForm
+from ridgeline.server.errors import as_request_error, error_body
+from ridgeline.server.form import Form
+from ridgeline.server.job import Engine, Job
+from ridgeline.server.metrics import Metrics, RequestClock
+from ridgeline.server.params import chat_params, completion_params
+from ridgeline.server.parse import parse
+from ridgeline.server.prompts import Prompt, chat_prompt, check_fits, completion_prompts
+from ridgeline.server.served import Served
+from ridgeline.server.stream import DONE, Started, event
+from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
+from ridgeline.spec.sampling import SamplingParams
+
+Reply = bytes | Started[bytes]
+
+
+class OpenAI:
+    """The generating endpoints of one served model."""
+
+    def __init__(self, served: Served, engine: Engine, clock: Clock) -> None:
+        self.served = served
+        self.engine = engine
+        self.admission = Admission()
+        self.metrics = Metrics(served.card.id)
+        self._clock = clock
+
+    async def completion(self, body: bytes) -> Reply:
+        """/v1/completions. Raises RequestError, or EngineDeadError, before anything of the answer exists."""
+        clock = self._arrived()
+        with self.admission.enter():
+            request = parse(body, CompletionRequest)
+            self.check_model(request.model)
+            served = self.served
+            params = completion_params(request, served.vocab_size, served.defaults)
+            self._check_text(params)
+            prompts = await completion_prompts(served.text, request.prompt, params.n, served.vocab_size)
+            job = self._job(request, prompts, params, "prompt")
+            return await self._reply(CompletionForm(job, served.card.id, request), request, clock)
+
+    async def chat(self, body: bytes) -> Reply:
+        """/v1/chat/completions. Raises as `completion` does."""
+        clock = self._arrived()
+        with self.admission.enter():
+            request = parse(body, ChatRequest)
+            self.check_model(request.model)
+            served = self.served
+            params = chat_params(request, served.vocab_size, served.defaults)
+            prompt = await chat_prompt(
+                served.text,
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                variables=request.chat_template_kwargs,
+            )
+            job = self._job(request, [prompt], params, "messages")
+            form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids))
+            return await self._reply(form, request, clock)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served; no name means the one that is."""
+        if name is not None and name != self.served.card.id:
+            raise RequestError(
+                f"the model {name!r:.200} does not exist here; this server has {self.served.card.id!r}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    def _arrived(self) -> RequestClock:
+        return RequestClock(self.metrics, self._clock.now())
+
+    def _check_text(self, params: SamplingParams) -> None:
+        if params.stop:
+            self.served.text.need_tokenizer("stop")
+
+    def _job(self, request: Generate, prompts: list[Prompt], params: SamplingParams, param: str) -> Job:
+        for prompt in prompts:
+            check_fits(prompt, self.served, param)
+        return Job(
+            self.engine,
+            self.served.text.tokenizer,
+            prompts,
+            params,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt or "",
+        )
+
+    async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
+        if request.stream:
+            return await Started.of(self._events(form, request, clock))
+        async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
+            async for piece in pieces:
+                _check_whole(piece.delta.finish, piece.delta.error)
+        return form.whole()
+
+    async def _events(
+        self, form: Form, request: Generate, clock: RequestClock
+    ) -> AsyncGenerator[bytes, None]:
+        options = request.stream_options
+        include = options is not None and bool(options.include_usage)
+        always = options is not None and bool(options.continuous_usage_stats)
+        sent = False
+        with self.admission.enter():
+            try:
+                async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
+                    async for piece in pieces:
+                        _check_whole(piece.delta.finish, piece.delta.error)
+                        usage = form.usage() if always else UNSET
+                        body = form.chunk(piece.index, piece.delta, usage)
+                        if body is not None:
+                            sent = True
+                            yield event(body)
+                if include:
+                    yield event(form.usage_chunk())
+            except Exception as error:
+                if not sent:
+                    raise
+                yield event(to_json(error_body(as_request_error(error))))
+            yield DONE
+
+
+def _check_whole(finish: str | None, error: str | None) -> None:
+    """A choice that the engine gave up is no answer."""
+    if finish == "error":
+        raise RequestError(f"the engine could not go on with this request: {error}", status=500)
+    if finish == "abort":
+        raise RequestError(
+            "the request was ended because the server shuts down", code="shutting_down", status=503
+        )

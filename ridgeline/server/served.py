@@ -1,0 +1,20 @@
+"""The model behind the API, as the API process knows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.frontend.text import TextLayer
+from ridgeline.server.answers import ModelCard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """vocab_size: token ids that a prompt may hold. max_request_tokens: prompt and output of one request that
+    the KV cache can hold. defaults: sampling values from the model's generation_config, by field name.
+    """
+
+    card: ModelCard
+    vocab_size: int
+    max_request_tokens: int
+    text: TextLayer
+    defaults: Mapping[str, float] = field(default_factory=dict)

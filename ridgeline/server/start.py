@@ -1,0 +1,105 @@
+"""From settings to working endpoints: opens the model's text side and starts its engine, both at once."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.frontend.client import STALL_S, EngineClient
+from ridgeline.frontend.files import load_text
+from ridgeline.frontend.text import TextLayer
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.resolve import open_model
+from ridgeline.server.answers import ModelCard
+from ridgeline.server.openai import OpenAI
+from ridgeline.server.served import Served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Endpoints over a running engine. info: what the engine says of itself.
+
+    seconds: of the start. "text" runs beside "engine"; the others follow one another from exec to "total".
+    """
+
+    api: OpenAI
+    client: EngineClient
+    info: Mapping[str, Any]
+    seconds: Mapping[str, float]
+
+
+@asynccontextmanager
+async def start(
+    config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S
+) -> AsyncIterator[Running]:
+    """Open a model and start its engine, which ends with the block.
+
+    Raises RidgelineError, with the one change that helps, when the model cannot be served.
+    """
+    begun, imports_s = time.monotonic(), since_exec_s()
+    checkpoint = open_model(
+        config.model,
+        revision=config.revision,
+        load_format=config.load_format,
+        overrides=config.hf_overrides,
+    )
+    opened = time.monotonic()
+    if checkpoint.path is not None:
+        config = replace(config, model=str(checkpoint.path))
+    starting = asyncio.create_task(EngineClient.start(config, stall_s=stall_s))
+    try:
+        text = await asyncio.to_thread(
+            load_text, checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template
+        )
+        text_s = time.monotonic() - opened
+        client = await starting
+    except BaseException:
+        await _undo(starting)
+        raise
+    seconds = {
+        "imports": imports_s,
+        "open": opened - begun,
+        "text": text_s,
+        "engine": time.monotonic() - opened,
+        "total": since_exec_s(),
+    }
+    try:
+        api = OpenAI(_served(checkpoint, text, client.info, name), client, WallClock())
+        yield Running(api=api, client=client, info=client.info, seconds=seconds)
+    finally:
+        await client.close()
+
+
+async def _undo(starting: "asyncio.Task[EngineClient]") -> None:
+    starting.cancel()
+    (outcome,) = await asyncio.gather(starting, return_exceptions=True)
+    if isinstance(outcome, EngineClient):
+        await outcome.close()
+
+
+def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], name: str | None) -> Served:
+    card = ModelCard(
+        id=name or checkpoint.name,
+        created=int(time.time()),
+        root=str(checkpoint.path or checkpoint.name),
+        max_model_len=info["max_model_len"],
+    )
+    return Served(
+        card=card,
+        vocab_size=info["vocab_size"],
+        max_request_tokens=info["max_request_tokens"],
+        text=text,
+        defaults=checkpoint.sampling_defaults,
+    )
+
+
+def since_exec_s() -> float:
+    """Seconds since this process began, as Linux counts them."""
+    began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

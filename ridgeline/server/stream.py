@@ -1,0 +1,102 @@
+"""HTTP bodies that outlive a call: server-sent events, and work that ends when its client goes away.
+
+Knows nothing of what an event means.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+def event(body: bytes) -> bytes:
+    """One event; body is a JSON text on one line."""
+    return b"data: " + body + b"\n\n"
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; cancels it and raises ClientGone when the client leaves first.
+
+    receive: the ASGI callable of a request whose body has been read, so that its next message is the
+    disconnect.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _stop(task, gone)
+
+
+class Started(Generic[T]):
+    """An async generator that has been run up to its first item, so that an error there comes before any
+    header.
+    """
+
+    def __init__(self, first: T, rest: AsyncGenerator[T, None]) -> None:
+        self._first: list[T] = [first]
+        self._rest = rest
+
+    @classmethod
+    async def of(cls, source: AsyncGenerator[T, None]) -> "Started[T]":
+        """Run `source` to its first item; what it raises before that comes out here."""
+        return cls(await anext(source), source)
+
+    def __aiter__(self) -> "Started[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        return self._first.pop() if self._first else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+class EventStream(Response):
+    """A 200 whose body is the events, each sent as it comes; closes their source however the stream ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Started[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await until_gone(receive, self._pump(send))
+            except ClientGone:
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, send: Send) -> None:
+        async for body in self._events:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(*tasks: "asyncio.Future[Any]") -> None:
+    waiting: Sequence[asyncio.Future[Any]] = [task for task in tasks if not task.done()]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,49 @@
+"""/tokenize and /detokenize: the text layer as clients see it."""
+
+from msgspec import UNSET
+
+from ridgeline.base.errors import RequestError
+from ridgeline.server.answers import DetokenizeAnswer, TokenizeAnswer, to_json
+from ridgeline.server.openai import OpenAI
+from ridgeline.server.parse import parse
+from ridgeline.server.prompts import chat_prompt, check_token_ids, completion_prompts
+from ridgeline.server.types import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(api: OpenAI, body: bytes) -> bytes:
+    """The ids that a prompt or a conversation would be sent as. Raises RequestError."""
+    request = parse(body, TokenizeRequest)
+    api.check_model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError("send either prompt or messages", param="prompt", code="invalid_value")
+    text, served = api.served.text, api.served
+    tokenizer = text.need_tokenizer()
+    if request.messages is not None:
+        chat = await chat_prompt(
+            text,
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            variables=request.chat_template_kwargs,
+        )
+        ids = chat.token_ids
+    elif request.add_special_tokens is False:
+        ids = tokenizer.encode(request.prompt or "", add_special=False)
+    else:
+        ids = (await completion_prompts(text, request.prompt or "", 1, served.vocab_size))[0].token_ids
+    return to_json(
+        TokenizeAnswer(
+            count=len(ids),
+            max_model_len=served.card.max_model_len,
+            tokens=ids,
+            token_strs=[tokenizer.token_text(token) for token in ids] if request.return_token_strs else UNSET,
+        )
+    )
+
+
+async def detokenize(api: OpenAI, body: bytes) -> bytes:
+    """The text of token ids, control tokens spelled out. Raises RequestError."""
+    request = parse(body, DetokenizeRequest)
+    api.check_model(request.model)
+    tokenizer = api.served.text.need_tokenizer("tokens")
+    check_token_ids(request.tokens, "tokens", api.served.vocab_size)
+    return to_json(DetokenizeAnswer(prompt=tokenizer.decode(request.tokens, skip_special=False)))

@@ -1,0 +1,93 @@
+"""Protects what dashboards read: valid exposition text, the alias names, and histograms that tell the truth.
+"""
+
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.frontend.generation import Delta
+from ridgeline.frontend.protocol import News
+from ridgeline.server.metrics import Metrics, RequestClock
+
+ENGINE = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25}
+VLLM_NAMES = {
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success",
+    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds",
+    "vllm:request_inference_time_seconds", "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+}  # fmt: skip
+
+
+def _samples(metrics: Metrics) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.render(ENGINE).decode()):
+        for sample in family.samples:
+            assert (sample.labels["model_name"] == 'odd "name"\\' and sample.name not in found) or len(
+                sample.labels
+            ) > 2
+            extra = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found[sample.name + "".join(f"|{v}" for v in extra.values())] = sample.value
+    return found
+
+
+def _busy() -> Metrics:
+    """Two choices of one prompt: 3 tokens in 4 s, and 1 token that is cut off."""
+    metrics = Metrics('odd "name"\\')
+    clock = RequestClock(metrics, 100.0).prompt(2)
+    times = {"arrived": 1.0, "first_scheduled": 1.25, "first_token": 2.0, "finished": 4.0}
+    clock.seen(News(id="a", num_prompt=7), Delta(token_ids=[1]), 102.0)
+    clock.seen(News(id="a", choice=1, num_prompt=7), Delta(token_ids=[1]), 102.5)
+    last = News(id="a", num_prompt=7, finish="stop", times_s=times)
+    clock.seen(last, Delta(token_ids=[2, 3], finish="stop"), 104.0)
+    clock.end("abort", 105.0)
+    return metrics
+
+
+def test_both_names_of_every_metric_say_the_same() -> None:
+    samples = _samples(_busy())
+    own = {name.removeprefix("ridgeline:"): v for name, v in samples.items() if name.startswith("ridgeline:")}
+    alias = {name.removeprefix("vllm:"): v for name, v in samples.items() if name.startswith("vllm:")}
+    assert own == alias and len(own) + len(alias) == len(samples)
+
+
+def test_the_names_that_dashboards_read_are_there() -> None:
+    families = {f.name for f in text_string_to_metric_families(_busy().render(ENGINE).decode())}
+    assert families >= VLLM_NAMES, VLLM_NAMES - families
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "total"),
+    [
+        ("time_to_first_token_seconds", 2, 4.5),
+        ("inter_token_latency_seconds", 2, 2.0),
+        ("request_time_per_output_token_seconds", 1, 1.0),
+        ("e2e_request_latency_seconds", 2, 9.0),
+        ("request_prompt_tokens", 1, 7),
+        ("request_generation_tokens", 2, 4),
+        ("request_queue_time_seconds", 1, 0.25),
+        ("request_prefill_time_seconds", 1, 0.75),
+        ("request_decode_time_seconds", 1, 2.0),
+        ("request_inference_time_seconds", 1, 2.75),
+    ],
+)
+def test_histograms(name: str, count: int, total: float) -> None:
+    """Buckets never fall, +Inf is the count, and the largest finite bucket is beyond a minute."""
+    samples = _samples(_busy())
+    prefix = f"vllm:{name}_bucket|"
+    buckets = [(float(k.removeprefix(prefix)), v) for k, v in samples.items() if k.startswith(prefix)]
+    assert buckets == sorted(buckets) and [v for _, v in buckets] == sorted(v for _, v in buckets)
+    assert buckets[-1] == (math.inf, count) and buckets[-2][0] >= 60
+    assert samples[f"vllm:{name}_count"] == count and samples[f"vllm:{name}_sum"] == pytest.approx(total)
+    assert buckets[0][1] < count, "not everything in the smallest"
+
+
+def test_counters() -> None:
+    samples = _samples(_busy())
+    assert samples["vllm:prompt_tokens_total"] == 7 and samples["vllm:generation_tokens_total"] == 4
+    assert (
+        samples["vllm:request_success_total|stop"] == 1 and samples["vllm:request_success_total|abort"] == 1
+    )
+    assert samples["vllm:kv_cache_usage_perc"] == 0.25
