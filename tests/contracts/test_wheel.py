@@ -22,15 +22,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = {str(p.relative_to(ROOT)) for p in (ROOT / "ridgeline").rglob("*")
-               if p.is_file() and p.suffix in (".py", ".toml", ".cpp", ".h") and "__pycache__" not in p.parts}
+               if p.suffix in (".py", ".toml", ".cpp", ".h", ".typed") and "__pycache__" not in p.parts}
     assert tracked <= names
     assert all(n.startswith(("ridgeline/", "ridgeline-")) for n in names)
 
 
 def test_wheel_installs_and_runs(wheel: Path, tmp_path: Path) -> None:
     """Imported from the installed copy, not from the working tree."""
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", tmp_path, wheel]
-    subprocess.run(install, check=True, capture_output=True, timeout=60)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*install, tmp_path, wheel], check=True, capture_output=True, timeout=60)
     script = ("import sys; sys.path.insert(0, sys.argv.pop(1)); import ridgeline; print(ridgeline.__file__); "
               "import runpy; runpy.run_module('ridgeline.cli', run_name='__main__')")
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path), "--help"], capture_output=True,

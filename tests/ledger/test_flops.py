@@ -1,4 +1,4 @@
-"""Protects the FLOPs of the account against what torch counts while the model built from the same spec runs."""
+"""Protects the account's FLOPs against what torch counts while the model built from the same spec runs."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,8 @@ def counted_flops(spec: ModelSpec, num_tokens: int) -> int:
     return sum(flops for op, flops in counts.items() if not any(name in str(op) for name in outside))
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 4, "qkv_bias": True}, {"qk_norm": True, "tied": False}])
+@pytest.mark.parametrize("changes", [
+    {}, {"num_kv_heads": 4, "qkv_bias": True}, {"qk_norm": True, "tied": False}])
 @pytest.mark.parametrize("num_tokens", [1, 23])
 def test_linear_flops_are_what_torch_counts(changes: dict[str, bool], num_tokens: int) -> None:
     spec = tiny_spec(**changes)
