@@ -21,6 +21,7 @@ from ridgeline.kv.news import CacheStats, StepNews, TableNews
 from ridgeline.kv.pool import NULL_PAGE, PagePool
 from ridgeline.kv.prefix import HashChain, PrefixIndex
 from ridgeline.kv.seqtable import GroupTable, SeqTable
+from ridgeline.kv.writable import Writable
 from ridgeline.spec.cache import CacheLayout
 
 
@@ -43,6 +44,7 @@ class KVManager:
         self._seqs: dict[int, SeqTable] = {}
         self._dirty: dict[int, SeqTable] = {}
         self._copies = CopyQueue(self._pool)
+        self._writable = Writable(self._rooms, self._pool, self._index, self._copies)
         self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
 
     # ---- a sequence's life
@@ -98,8 +100,7 @@ class KVManager:
         return True
 
     def reserve_all(self, seqs: Sequence[int], num_tokens: Sequence[int]) -> int:
-        """reserve() for each pair in order until one fails; returns how many succeeded. The fast way for
-        decodes."""
+        """reserve() for each pair in order until one fails; returns how many succeeded."""
         tables, grow = self._seqs, self._grow
         for done, (seq, num) in enumerate(zip(seqs, num_tokens)):
             table = tables[seq]
@@ -118,7 +119,7 @@ class KVManager:
         low, high = table.num_computed, max(num_tokens, table.num_computed)
         while low < high:
             middle = (low + high + 1) // 2
-            if middle <= table.ready or self._spare(table, middle, self._shared(table, middle)) >= 0:
+            if middle <= table.ready or self._writable.spare(table, middle) >= 0:
                 low = middle
             else:
                 high = middle - 1
@@ -127,9 +128,7 @@ class KVManager:
     def missing_pages(self, seq: int, num_tokens: int) -> int:
         """Pages that reserve(seq, num_tokens) lacks now; 0 when it would succeed."""
         table = self._seqs[seq]
-        if num_tokens <= table.ready:
-            return 0
-        return max(0, -self._spare(table, num_tokens, self._shared(table, num_tokens)))
+        return 0 if num_tokens <= table.ready else max(0, -self._writable.spare(table, num_tokens))
 
     def commit(self, seq: int, num_computed: int, tokens: Sequence[int]) -> None:
         """Positions < num_computed are computed and hold `tokens` (at least that many known).
@@ -146,7 +145,7 @@ class KVManager:
 
     def commit_all(self, seqs: Sequence[int], num_computed: Sequence[int],
                    tokens: Sequence[Sequence[int]]) -> None:
-        """commit() for each triple. The fast way for decodes."""
+        """commit() for each triple."""
         tables, settle = self._seqs, self._settle
         for seq, num, known in zip(seqs, num_computed, tokens):
             table = tables[seq]
@@ -156,13 +155,13 @@ class KVManager:
                 settle(table, known)
 
     def fork(self, parent: int, child: int, num_tokens: int) -> int:
-        """A new sequence `child` that shares the parent's pages; returns its num_computed, at most
-        num_tokens.
+        """A new sequence `child` that shares the parent's pages; returns its num_computed, <= num_tokens.
 
         num_tokens <= the parent's num_computed. Usually returns num_tokens; less where a cache entry covers
         several tokens; 0 (the child shares nothing and computes everything) where a group no longer has that
-        prefix: a window that moved on, a state that ran ahead. Whoever writes a shared page first copies it,
-        in each group. Takes no free page and cannot fail.
+        prefix: a window that moved on, a state that ran ahead. Whoever reserves positions in a shared page
+        gets a copy, in each group; the parent may go on writing what it reserved before, which is beyond what
+        the child reads. Takes no free page and cannot fail.
         """
         source = self._seqs[parent]
         assert child not in self._seqs and num_tokens <= source.num_computed
@@ -291,55 +290,10 @@ class KVManager:
         self._seqs[table.seq] = table
         self._dirty[table.seq] = table
 
-    def _shared(self, table: SeqTable, num_tokens: int) -> list[tuple[GroupTable, int, bool]]:
-        """Entries that writing [num_computed, num_tokens) must not write into: (group, index, we are the sole
-        holder).
-
-        A page is shared when somebody else holds it or the index promises its content.
-        """
-        found: list[tuple[GroupTable, int, bool]] = []
-        if table.ready > table.num_computed:
-            return found
-        refs = self._pool.refs
-        for room, group in zip(self._rooms, table.groups):
-            stop = min(len(group.pages), room.num_entries(num_tokens))
-            for index in range(room.written(table.num_computed), stop):
-                page = group.pages[index]
-                if refs[page] > 1 or page in self._index:
-                    found.append((group, index, refs[page] == 1))
-        return found
-
-    def _spare(self, table: SeqTable, num_tokens: int, shared: list[tuple[GroupTable, int, bool]]) -> int:
-        """Free pages that reserving would leave, negative when they do not suffice. A cached page that only
-        we hold counts as needing none: it can be taken over."""
-        left = self._pool.num_free - sum(not sole for _, _, sole in shared)
-        for room, group in zip(self._rooms, table.groups):
-            left -= max(0, room.num_entries(num_tokens) - len(group.pages))
-        return left
-
     def _grow(self, table: SeqTable, num_tokens: int) -> bool:
-        """The slow half of reserve(): all pages or none."""
-        shared = self._shared(table, num_tokens)
-        spare = self._spare(table, num_tokens, shared)
-        if spare < 0:
+        """The slow half of reserve()."""
+        if not self._writable.grow(table, num_tokens):
             return False
-        for group, index, sole in shared:
-            if sole and spare == 0:
-                self._index.remove(group.pages[index])  # without a page to spare the cached copy gives way
-                continue
-            spare -= sole
-            source, group.pages[index] = group.pages[index], self._pool.take()
-            self._copies.add(source, group.pages[index])
-            self._pool.drop(source)
-            group.news.append(index)
-        ready = NEVER
-        for room, group in zip(self._rooms, table.groups):
-            pages = group.pages
-            for index in range(len(pages), room.num_entries(num_tokens)):
-                pages.append(self._pool.take())
-                group.news.append(index)
-            ready = min(ready, room.capacity(len(pages)))
-        table.ready = ready
         self._dirty[table.seq] = table
         if table.num_query:
             self._num_queries += 1
@@ -349,8 +303,7 @@ class KVManager:
         return True
 
     def _settle(self, table: SeqTable, tokens: Sequence[int]) -> None:
-        """The slow half of commit(): index what became full, drop what left a window, say when to come
-        back."""
+        """The slow half of commit(): index what is full, drop what left a window, say when to come back."""
         num_computed, chain, wake = table.num_computed, table.chain, NEVER
         for room, group in zip(self._rooms, table.groups):
             if chain is not None:
@@ -358,9 +311,11 @@ class KVManager:
                 if full > group.num_indexed:
                     self._offer(chain, room, group, tokens, full)
                 wake = min(wake, (full + 1) * room.page_tokens)
-            if num_computed >= room.next_drop(group.first):
+            leave = room.next_drop(group.first)
+            if num_computed >= leave:
                 self._leave(table, group, room.first_needed(num_computed))
-            wake = min(wake, room.next_drop(group.first))
+                leave = room.next_drop(group.first)
+            wake = min(wake, leave)
         table.wake = wake
 
     def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Sequence[int],
@@ -369,9 +324,9 @@ class KVManager:
         per_page = room.page_tokens // chain.block_tokens
         chain.extend(tokens, full * per_page)
         for index in range(group.num_indexed, full):
-            if group.pages[index] not in self._index:
-                self._index.add(group.pages[index],
-                                chain.entry(room.number, index * per_page, (index + 1) * per_page))
+            page = group.pages[index]
+            if page not in self._index:
+                self._index.add(page, chain.entry(room.number, index * per_page, (index + 1) * per_page))
         group.num_indexed = full
 
     def _leave(self, table: SeqTable, group: GroupTable, first: int) -> None:

@@ -1,0 +1,74 @@
+"""Making positions writable: new pages at a table's end and copy-on-write of shared ones, all or nothing."""
+
+from collections.abc import Sequence
+
+from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.kinds import NEVER, Room
+from ridgeline.kv.pool import PagePool
+from ridgeline.kv.prefix import PrefixIndex
+from ridgeline.kv.seqtable import GroupTable, SeqTable
+
+Shared = list[tuple[GroupTable, int, bool]]
+
+
+class Writable:
+    """The slow half of a reservation, over the manager's pool, index and copies."""
+
+    def __init__(self, rooms: Sequence[Room], pool: PagePool, index: PrefixIndex, copies: CopyQueue) -> None:
+        self._rooms = rooms
+        self._pool = pool
+        self._index = index
+        self._copies = copies
+
+    def spare(self, table: SeqTable, num_tokens: int) -> int:
+        """Free pages that growing to num_tokens would leave, negative when they do not suffice."""
+        return self._left(table, num_tokens, self._shared(table, num_tokens))
+
+    def grow(self, table: SeqTable, num_tokens: int) -> bool:
+        """Give the positions [num_computed, num_tokens) pages of their own; False when there are too few."""
+        shared = self._shared(table, num_tokens)
+        left = self._left(table, num_tokens, shared)
+        if left < 0:
+            return False
+        for group, index, sole in shared:
+            if sole and left == 0:
+                self._index.remove(group.pages[index])  # without a page to spare the cached one gives way
+                continue
+            left -= sole
+            source, group.pages[index] = group.pages[index], self._pool.take()
+            self._copies.add(source, group.pages[index])
+            self._pool.drop(source)
+            group.news.append(index)
+        ready = NEVER
+        for room, group in zip(self._rooms, table.groups):
+            pages = group.pages
+            for index in range(len(pages), room.num_entries(num_tokens)):
+                pages.append(self._pool.take())
+                group.news.append(index)
+            ready = min(ready, room.capacity(len(pages)))
+        table.ready = ready
+        return True
+
+    def _shared(self, table: SeqTable, num_tokens: int) -> Shared:
+        """Entries that writing [num_computed, num_tokens) must not touch: (group, index, sole holder).
+
+        A page is shared when somebody else holds it or the index promises its content.
+        """
+        found: Shared = []
+        if table.ready > table.num_computed:
+            return found
+        refs = self._pool.refs
+        for room, group in zip(self._rooms, table.groups):
+            stop = min(len(group.pages), room.num_entries(num_tokens))
+            for index in range(room.written(table.num_computed), stop):
+                page = group.pages[index]
+                if refs[page] > 1 or page in self._index:
+                    found.append((group, index, refs[page] == 1))
+        return found
+
+    def _left(self, table: SeqTable, num_tokens: int, shared: Shared) -> int:
+        """spare(); a cached page that nobody else holds counts as needing none: it can be taken over."""
+        left = self._pool.num_free - sum(not sole for _, _, sole in shared)
+        for room, group in zip(self._rooms, table.groups):
+            left -= max(0, room.num_entries(num_tokens) - len(group.pages))
+        return left
