@@ -5,6 +5,7 @@ Owns what these files mean. Reads no weights and no config of the model.
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ridgeline.frontend.template import ChatTemplate
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.models.files.gguf import read_gguf
+from ridgeline.models.resolve import resolve
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 
@@ -53,10 +55,35 @@ def text_from_gguf(metadata: Mapping[str, Any], *, chat_template: str | None = N
     return _with_template(tokenizer_from_gguf(metadata), chat_template, own)
 
 
-def load_text(path: Path, *, chat_template: str | None = None) -> TextLayer:
-    """The text layer of a local model: a folder, or a GGUF file."""
+def load_text(
+    path: Path | None, *, tokenizer: str | None = None, chat_template: str | None = None
+) -> TextLayer:
+    """The text layer of a local model: a folder, a GGUF file, or nothing (a published shape).
+
+    tokenizer: another place to take it from, anything that names a model; the template stays the model's own
+    when that place has none.
+    """
+    own = _load(path, chat_template)
+    if tokenizer is None:
+        return own
+    other = _load(resolve(tokenizer, load_format="dummy").path, chat_template)
+    if other.tokenizer is None:
+        raise ConfigError(f"--tokenizer {tokenizer}: there is no tokenizer there")
+    if other.template is None and own.template is not None:
+        return replace(
+            other, template=ChatTemplate(own.template.sources, tokens=other.tokenizer.named_tokens)
+        )
+    return other
+
+
+def _load(path: Path | None, chat_template: str | None) -> TextLayer:
+    if path is None:
+        return TextLayer()
     if path.is_dir():
-        return text_from_folder(path, chat_template=chat_template)
+        packed = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file() or (path / "tokenizer.json").is_file() or len(packed) != 1:
+            return text_from_folder(path, chat_template=chat_template)
+        path = packed[0]
     return text_from_gguf(read_gguf(path).metadata, chat_template=chat_template)
 
 

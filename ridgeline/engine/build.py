@@ -1,0 +1,219 @@
+"""From EngineConfig to an assembled engine: checkpoint, numbers, weights, executor, scheduler, loop.
+
+Owns the order of a start and says once what it chose. What each part does is its own room's business.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.clock import Clock, WallClock
+from ridgeline.base.config import EngineConfig, cache_dir
+from ridgeline.base.trace import JsonlTrace, Tee, Trace
+from ridgeline.base.units import format_bytes
+from ridgeline.engine.machine import available_bytes, num_cores
+from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
+from ridgeline.engine.sizes import decide_sizes, decide_threads
+from ridgeline.engine.startup import Startup
+from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.account import Account, account
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.resolve import open_model
+from ridgeline.nn.build import build_model
+from ridgeline.nn.linear import Weight
+from ridgeline.nn.load import Weights, load_weights
+from ridgeline.runner.runner import LocalExecutor
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.spec.block import ParamSpec
+from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Everything that runs one model in this process.
+
+    name: how the model is served. numerics: the numeric path in a word. account: FLOPs and bytes of a step,
+    weights as they are held. info: the answer to "info"; its keys are in `_info`.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    numerics: str
+    capacity: Capacity
+    account: Account
+    loop: Loop
+    executor: LocalExecutor
+    trace: Trace | None
+    info: Mapping[str, Any]
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults, where its files state some."""
+        stated: Mapping[str, Any] = self.checkpoint.sampling_defaults
+        return SamplingParams(**stated)
+
+    def close(self) -> None:
+        """End the executor's worker and the trace; the loop must not be stepped any more."""
+        self.executor.close()
+        if self.trace is not None:
+            self.trace.close()
+
+
+def build_engine(
+    config: EngineConfig, *, serving: bool = False, trace: Trace | None = None, clock: Clock | None = None
+) -> Engine:
+    """Load a model and put an engine around it.
+
+    serving: another process of this machine needs a core (HTTP, text). trace: takes records too, beside the
+    config's trace_file. Raises ConfigError and CheckpointError, each with the change that helps.
+    """
+    clock = clock or WallClock()
+    startup = Startup(clock)
+    policy = POLICIES[config.policy]()
+    device, numerics = choose_device(config, startup), choose_numerics(config, startup)
+    threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
+    torch.set_num_threads(threads)
+    with startup.phase("open"):
+        checkpoint = open_model(
+            config.model,
+            revision=config.revision,
+            load_format=config.load_format,
+            overrides=config.hf_overrides,
+        )
+    with startup.phase("weights"):
+        weights = load_weights(
+            checkpoint, numerics.policy, device=device, progress=config.progress,
+            cache_dir=cache_dir() / "repacked", seed=config.seed,
+        )  # fmt: skip
+    capacity = _capacity(config, checkpoint.spec, numerics, startup)
+    with startup.phase("executor"):
+        model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations)
+        executor = LocalExecutor(
+            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads
+        )
+    manager = KVManager(
+        capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache
+    )
+    scheduler = Scheduler(
+        capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
+        max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
+        cache=config.cache,
+    )  # fmt: skip
+    _say_largest_request(scheduler.max_request_tokens, capacity, startup)
+    whole_trace = _trace(config, checkpoint.name, numerics.name, trace)
+    return Engine(
+        name=checkpoint.name,
+        checkpoint=checkpoint,
+        spec=checkpoint.spec,
+        numerics=numerics.name,
+        capacity=capacity,
+        account=_account(checkpoint.spec, weights, numerics),
+        loop=Loop(scheduler, executor, clock, whole_trace),
+        executor=executor,
+        trace=whole_trace,
+        info=_info(config, checkpoint, capacity, weights, startup)
+        | {"max_request_tokens": scheduler.max_request_tokens},
+    )
+
+
+def _capacity(config: EngineConfig, spec: ModelSpec, numerics: Numerics, startup: Startup) -> Capacity:
+    layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=config.block_tokens)
+    sizes = decide_sizes(
+        config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup
+    )
+    return Capacity(
+        layout=layout,
+        num_pages=sizes.num_pages,
+        num_rows=config.max_num_seqs,
+        max_step_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        vocab_size=spec.vocab_size,
+    )
+
+
+def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:
+    """A cache smaller than the context: the operator hears at start which requests will be refused."""
+    if most >= capacity.max_model_len:
+        return
+    held = format_bytes(capacity.num_pages * capacity.layout.page_bytes)
+    needed = format_bytes(
+        (capacity.layout.pages_for(capacity.max_model_len) + 1) * capacity.layout.page_bytes
+    )
+    why = (
+        f"prompt and output of the largest request that a KV cache of {held} holds; the whole context of "
+        f"{capacity.max_model_len} tokens needs kv_cache_bytes {needed}"
+    )
+    startup.choose("max_request_tokens", most, why)
+
+
+def _trace(config: EngineConfig, name: str, numerics: str, given: Trace | None) -> Trace | None:
+    traces = [given] if given is not None else []
+    if config.trace_file is not None:
+        traces.append(JsonlTrace(config.trace_file, {"model": name, "numerics": numerics}))
+    return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
+
+
+def _held_bytes(weights: Weights) -> dict[str, int]:
+    """Bytes of each weight in the form that it is held in."""
+    return {
+        name: sum(
+            part.numel() * part.element_size()
+            for part in ([weight] if isinstance(weight, Tensor) else weight.tensors().values())
+        )
+        for name, weight in weights.items()
+    }
+
+
+def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:
+    held = _held_bytes(weights)
+
+    def weight_bytes(name: str, param: ParamSpec) -> float:
+        return held[name] if name in held else held["embed.weight"]  # a tied head is the embedding
+
+    return account(spec, weight_bytes=weight_bytes, cache_element_bytes=numerics.cache.itemsize)
+
+
+def _info(
+    config: EngineConfig, checkpoint: Checkpoint, capacity: Capacity, weights: Weights, startup: Startup
+) -> dict[str, Any]:
+    """What the engine is, JSON-able. startup: seconds by phase, and each choice with its reason."""
+    spec = checkpoint.spec
+    return {
+        "version": _version(),
+        "name": checkpoint.name,
+        "path": None if checkpoint.path is None else str(checkpoint.path),
+        "family": spec.family,
+        "num_params": spec.num_params,
+        "vocab_size": spec.vocab_size,
+        "eos_token_ids": list(spec.eos_token_ids),
+        "sampling_defaults": checkpoint.sampling_defaults,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": capacity.num_rows,
+        "max_num_batched_tokens": capacity.max_step_tokens,
+        "weights_bytes": sum(_held_bytes(weights).values()),
+        "kv_cache_bytes": capacity.num_pages * capacity.layout.page_bytes,
+        "num_pages": capacity.num_pages,
+        "page_bytes": capacity.layout.page_bytes,
+        "block_tokens": config.block_tokens,
+        "prefix_caching": config.prefix_caching and config.cache,
+        "cache": config.cache,
+        "policy": config.policy,
+        "startup": startup.as_dict(),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("ridgeline")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,261 @@
+"""The Python API in vLLM's shape: LLM for batches, AsyncLLM for streams, the engine in this process."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.offline import Offline
+from ridgeline.engine.outputs import OutputBuilder, RequestOutput
+from ridgeline.engine.requests import EncodedRequest, Messages, Prompt, encode_chats, encode_prompts
+from ridgeline.engine.threaded import LoopThread
+from ridgeline.engine.wire import token_array
+from ridgeline.frontend.files import load_text
+from ridgeline.frontend.generation import Generation
+from ridgeline.frontend.protocol import News
+from ridgeline.frontend.text import TextLayer
+from ridgeline.schedule.request import NewRequest
+from ridgeline.spec.sampling import SamplingParams
+
+Item = list[News] | Exception
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class _Assembled:
+    """A model ready to run: what LLM and AsyncLLM share."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        load_format: str = "auto",
+        revision: str | None = None,
+        hf_overrides: Mapping[str, object] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
+        quantization: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        kv_cache_bytes: int | None = None,
+        block_tokens: int = 16,
+        prefix_caching: bool = True,
+        cache: bool = True,
+        policy: str = "fcfs",
+        threads: int | None = None,
+        seed: int = 0,
+        trace_file: str | None = None,
+        chat_template: str | None = None,
+        progress: bool = True,
+    ) -> None:
+        """Load a model; the parameters are EngineConfig's. The errors say what to change."""
+        config = EngineConfig(
+            model=model,
+            tokenizer=tokenizer,
+            load_format=load_format,
+            revision=revision,
+            hf_overrides=hf_overrides,
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            quantization=quantization,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_bytes=kv_cache_bytes,
+            block_tokens=block_tokens,
+            prefix_caching=prefix_caching,
+            cache=cache,
+            policy=policy,
+            threads=threads,
+            seed=seed,
+            trace_file=trace_file,
+            chat_template=chat_template,
+            progress=progress,
+        )
+        self._start(config)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """The same from a config object."""
+        made = cls.__new__(cls)
+        made._start(config)
+        return made
+
+    def _start(self, config: EngineConfig) -> None:
+        self.config = config
+        self._clock = WallClock()
+        self._engine: Engine = build_engine(config, serving=False)
+        self.text: TextLayer = load_text(
+            self._engine.checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template
+        )
+        self.default_params = self._engine.default_params
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the engine is and how it came to be: sizes, choices and the seconds of its start."""
+        return self._engine.info
+
+    def _encoded(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[EncodedRequest]:
+        return encode_prompts(self.text, prompts, self.default_params if params is None else params)
+
+    def _encoded_chats(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params,
+        tools: Sequence[Any] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> list[EncodedRequest]:
+        return encode_chats(
+            self.text,
+            messages,
+            self.default_params if params is None else params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
+
+
+class LLM(_Assembled):
+    """Offline generation. Not for several event loops; a second thread waits for its turn."""
+
+    def _start(self, config: EngineConfig) -> None:
+        super()._start(config)
+        self._offline = Offline(self._engine.loop, self.text.tokenizer, self._clock)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts, all in one batch; the outputs are in the prompts' order.
+
+        prompts: a text, token ids, or a list of either. params: for all, or one for each; None takes the
+        model's own defaults. progress: show a bar; None as the engine was told. Raises RequestError before
+        anything runs.
+        """
+        return self._run(self._encoded(prompts, params), priority, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered by the model's chat template."""
+        requests = self._encoded_chats(messages, params, tools, add_generation_prompt, template_variables)
+        return self._run(requests, priority, progress)
+
+    def _run(
+        self, requests: list[EncodedRequest], priority: int, progress: bool | None
+    ) -> list[RequestOutput]:
+        shown = self.config.progress if progress is None else progress
+        return self._offline.run(requests, priority=priority, progress=shown)
+
+    def stats(self) -> Mapping[str, Any]:
+        """The loop's gauges and counters."""
+        return self._engine.loop.stats()
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncLLM(_Assembled):
+    """Streams of outputs for asyncio; the engine runs in a thread of this process."""
+
+    def _start(self, config: EngineConfig) -> None:
+        super()._start(config)
+        self._thread = LoopThread(self._engine.loop)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The output so far, whenever it grew, until it is finished. Closing the generator aborts it."""
+        [request] = self._encoded(prompt, params)
+        async for output in self._stream(request, request_id, priority):
+            yield output
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `generate`, for a conversation."""
+        [request] = self._encoded_chats(messages, params, tools, add_generation_prompt, template_variables)
+        async for output in self._stream(request, request_id, priority):
+            yield output
+
+    async def _stream(
+        self, request: EncodedRequest, request_id: str | None, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        name = request_id or uuid.uuid4().hex
+        here, queue = asyncio.get_running_loop(), asyncio.Queue[Item]()
+        generation = Generation(self.text.tokenizer, request.params)
+        builder = OutputBuilder(name, request.text, request.token_ids, generation)
+        new = NewRequest(
+            id=name,
+            prompt=token_array(request.token_ids),
+            params=request.params,
+            priority=priority,
+            arrived_s=self._clock.now(),
+        )
+        self._thread.submit(new, lambda news: _hand_over(here, queue, news))
+        try:
+            while not generation.engine_done:
+                news = await queue.get()
+                if isinstance(news, Exception):
+                    raise news
+                for one in news:
+                    delta = generation.feed(one)
+                    if delta.abort_keep is not None:
+                        self._thread.abort(name, one.choice, delta.abort_keep)
+                if not generation.finished or generation.engine_done:
+                    yield builder.build()
+        finally:
+            if not generation.engine_done:
+                self._thread.abort(name)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its generator gives what there is, with finish_reason abort."""
+        self._thread.abort(request_id)
+
+    def close(self) -> None:
+        """Stop the thread; streams that still run raise EngineDeadError."""
+        self._thread.close()
+        self._engine.close()
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, queue: "asyncio.Queue[Item]", item: Item) -> None:
+    loop.call_soon_threadsafe(queue.put_nowait, item)

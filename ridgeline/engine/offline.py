@@ -1,0 +1,103 @@
+"""Batches of requests on a loop in this thread: all in, step until all are out. Knows no model."""
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import RequestError
+from ridgeline.engine.outputs import OutputBuilder, RequestOutput
+from ridgeline.engine.requests import EncodedRequest
+from ridgeline.engine.wire import news_of, token_array
+from ridgeline.frontend.generation import Generation
+from ridgeline.frontend.tokenizer import Tokenizer
+from ridgeline.nn.progress import Progress
+from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.request import NewRequest
+
+
+class Offline:
+    """One loop for one caller at a time; a second thread waits for the first one's batch."""
+
+    def __init__(self, loop: Loop, tokenizer: Tokenizer | None, clock: Clock) -> None:
+        self._loop = loop
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._numbers = count()
+        self._busy = threading.Lock()
+
+    def run(
+        self, requests: Sequence[EncodedRequest], *, priority: int = 0, progress: bool = False
+    ) -> list[RequestOutput]:
+        """The outputs in the order of the requests.
+
+        Raises RequestError when one of them can never run; then none of them has. Ctrl-C takes effect
+        after the step in flight and leaves nothing running.
+        """
+        with self._busy, Progress("generating", len(requests), shown=progress) as bar:
+            builders: dict[str, OutputBuilder] = {}
+            with _deferred_interrupt() as interrupted:
+                try:
+                    for request in requests:
+                        self._add(request, builders, priority)
+                    self._drain(builders, bar, interrupted)
+                except (RequestError, KeyboardInterrupt):
+                    self._clear(builders)
+                    raise
+        return [builder.build() for builder in builders.values()]
+
+    def _add(self, request: EncodedRequest, builders: dict[str, OutputBuilder], priority: int) -> None:
+        name = str(next(self._numbers))
+        prompt = token_array(request.token_ids)
+        self._loop.add(
+            NewRequest(
+                id=name, prompt=prompt, params=request.params, priority=priority, arrived_s=self._clock.now()
+            )
+        )
+        builders[name] = OutputBuilder(
+            name, request.text, request.token_ids, Generation(self._tokenizer, request.params)
+        )
+
+    def _drain(self, builders: dict[str, OutputBuilder], bar: Progress, interrupted: threading.Event) -> None:
+        loop = self._loop
+        while loop.has_work():
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            for output in loop.step():
+                generation = builders[output.id].generation
+                delta = generation.feed(news_of(output))
+                if delta.abort_keep is not None:
+                    loop.abort(output.id, output.choice, delta.abort_keep)
+                if output.finish is not None and generation.engine_done:
+                    bar.advance(1)
+
+    def _clear(self, builders: dict[str, OutputBuilder]) -> None:
+        for name in builders:
+            self._loop.abort(name)
+        while self._loop.has_work():
+            self._loop.step()
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets: an exception inside a step would leave the loop between two states.
+
+    Only where Python's own handler is in place, in the thread of signals. A second Ctrl-C acts at once.
+    """
+    event = threading.Event()
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield event
+        return
+
+    def note(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        event.set()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

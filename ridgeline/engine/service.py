@@ -1,0 +1,196 @@
+"""The loop behind a socket: messages in between steps, the news of a step out in one frame for each client.
+
+Owns who asked for what. A message that is broken, a request that is refused and a client that vanishes cost
+nobody else anything. Knows no model and no text.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import RequestError
+from ridgeline.engine.wire import new_request, news_of
+from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToEngine
+from ridgeline.schedule.loop import Loop
+
+IDLE_MS = 500  # how soon an idle engine notices a signal
+_log = logging.getLogger("ridgeline.engine")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    """A request that has not ended: whose it is, and its choices that still run."""
+
+    client: bytes
+    num_open: int
+
+
+class Service:
+    """Answers clients on a ROUTER socket until it is told to stop.
+
+    info: the answer to "info". The socket must be bound, with ROUTER_MANDATORY set.
+    """
+
+    def __init__(self, loop: Loop, socket: zmq.Socket[bytes], info: Mapping[str, Any], clock: Clock) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._info = dict(info)
+        self._clock = clock
+        self._started_s = clock.now()
+        self._live: dict[str, _Live] = {}
+        self._drains: list[tuple[bytes, str]] = []
+        self._draining = False
+        self._stopped = False
+        self._num_malformed = 0
+        self._decode = msgspec.msgpack.Decoder(ToEngine | list[ToEngine]).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def stop(self) -> None:
+        """Leave `run` soon; safe in a signal handler."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until a client asks for shutdown or `stop` is called; what still runs then is aborted.
+
+        Raises what breaks the loop itself: the engine cannot go on after that.
+        """
+        while not self._stopped:
+            self._receive(0 if self._loop.has_work() else IDLE_MS)
+            if self._loop.has_work():
+                self._step()
+            elif self._drains:
+                for client, ask in self._drains:
+                    self._send(client, [Answer(id=ask, info={})])
+                self._drains.clear()
+        for request in list(self._live):
+            self._loop.abort(request)
+        while self._loop.has_work():
+            self._step()
+
+    # ---- in
+
+    def _receive(self, wait_ms: int) -> None:
+        if not self._socket.poll(wait_ms):
+            return
+        while not self._stopped:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            client, frame = parts[0], parts[-1]
+            try:
+                decoded = self._decode(frame)
+            except (msgspec.DecodeError, RecursionError) as error:
+                self._malformed(client, frame, error)
+                continue
+            for message in decoded if isinstance(decoded, list) else [decoded]:
+                self._take(client, message)
+
+    def _malformed(self, client: bytes, frame: bytes, error: Exception) -> None:
+        """A frame that is no message; its sender hears of it when it at least has an id."""
+        self._num_malformed += 1
+        _log.warning("a frame of %d bytes that is no message was dropped: %s", len(frame), error)
+        try:
+            request = msgspec.msgpack.decode(frame, type=dict[str, Any]).get("id")
+        except (msgspec.DecodeError, RecursionError):
+            return
+        if isinstance(request, str):
+            self._refuse(client, request, RequestError(f"the message is malformed: {error}"))
+
+    def _take(self, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(client, message)
+        elif isinstance(message, Abort):
+            live = self._live.get(message.id)
+            if live is not None and live.client == client:
+                self._loop.abort(message.id, message.choice, message.keep_tokens)
+        else:
+            self._ask(client, message)
+
+    def _submit(self, client: bytes, submit: Submit) -> None:
+        try:
+            if self._draining:
+                raise RequestError("the engine is shutting down", code="shutting_down", status=503)
+            if submit.id in self._live:
+                raise RequestError(
+                    f"a request with the id {submit.id!r} is running", param="id", code="duplicate"
+                )
+            self._loop.add(new_request(submit, self._clock.now()))
+        except RequestError as error:
+            self._refuse(client, submit.id, error)
+        except Exception as error:  # a fault of ours in one request must not take the others along
+            _log.exception("request %s failed at the door", submit.id)
+            self._refuse(client, submit.id, RequestError(f"{type(error).__name__}: {error}", status=500))
+        else:
+            self._live[submit.id] = _Live(client=client, num_open=submit.sampling.n)
+
+    def _ask(self, client: bytes, ask: Ask) -> None:
+        if ask.what == "info":
+            self._send(client, [Answer(id=ask.id, info=self._info)])
+        elif ask.what == "stats":
+            self._send(client, [Answer(id=ask.id, info=self.stats())])
+        elif ask.what == "drain":
+            self._draining = True
+            self._drains.append((client, ask.id))
+        elif ask.what == "shutdown":
+            self._send(client, [Answer(id=ask.id, info={})])
+            self._stopped = True
+        else:
+            self._refuse(
+                client,
+                ask.id,
+                RequestError(f"{ask.what!r} is not a question: ask info, stats, drain or shutdown"),
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """Gauges and counters of the loop and of this socket."""
+        clients = {live.client for live in self._live.values()}
+        return {
+            **self._loop.stats(),
+            "has_work": self._loop.has_work(),
+            "num_malformed": self._num_malformed,
+            "num_clients": len(clients),
+            "uptime_s": self._clock.now() - self._started_s,
+        }
+
+    # ---- out
+
+    def _step(self) -> None:
+        by_client: dict[bytes, list[News | Refused | Answer]] = defaultdict(list)
+        for output in self._loop.step():
+            live = self._live[output.id]
+            by_client[live.client].append(news_of(output))
+            if output.finish is not None:
+                live.num_open -= 1
+                if not live.num_open:
+                    del self._live[output.id]
+        for client, news in by_client.items():
+            self._send(client, news)
+
+    def _refuse(self, client: bytes, request: str, error: RequestError) -> None:
+        refused = Refused(
+            id=request, message=str(error), param=error.param, code=error.code, status=error.status
+        )
+        self._send(client, [refused])
+
+    def _send(self, client: bytes, messages: list[News | Refused | Answer]) -> None:
+        try:
+            self._socket.send_multipart([client, self._encode(messages)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._lost(client)
+
+    def _lost(self, client: bytes) -> None:
+        """The client is gone: nobody reads its answers any more."""
+        orphans = [request for request, live in self._live.items() if live.client == client]
+        if orphans:
+            _log.warning("a client vanished; %d of its requests are aborted", len(orphans))
+        for request in orphans:
+            self._loop.abort(request)

@@ -1,0 +1,61 @@
+"""The scheduler's news as protocol messages, and requests as the loop takes them. Knows no socket."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.base.errors import RequestError
+from ridgeline.frontend.params import check_sampling, from_wire
+from ridgeline.frontend.protocol import Logprobs, News, Submit
+from ridgeline.schedule.plan import RowLogprobs
+from ridgeline.schedule.request import NewRequest, Output
+
+
+def news_of(output: Output) -> News:
+    """An output in the form that the text layer reads, in this process or another."""
+    return News(
+        id=output.id,
+        choice=output.choice,
+        new_tokens=list(output.new_tokens),
+        finish=None if output.finish is None else str(output.finish),
+        stop_token=output.stop_token,
+        error=output.error,
+        logprobs=[_logprobs(row) for row in output.logprobs],
+        prompt_logprobs=[(position, _logprobs(row)) for position, row in output.prompt_logprobs],
+        num_prompt=output.num_prompt,
+        num_cached=output.num_cached,
+        num_output=output.num_output,
+        times_s=dict(output.times_s),
+        account=dict(output.account),
+    )
+
+
+def _logprobs(row: RowLogprobs) -> Logprobs:
+    return Logprobs(token_ids=row.token_ids.tolist(), logprobs=row.logprobs.tolist(), rank=int(row.rank))
+
+
+def new_request(submit: Submit, now: float) -> NewRequest:
+    """A submitted request, checked. Raises RequestError, whatever the sender wrote."""
+    params = from_wire(submit.sampling)
+    check_sampling(params)
+    return NewRequest(
+        id=submit.id,
+        prompt=token_array(submit.prompt),
+        params=params,
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        arrived_s=now,
+        tenant=submit.tenant,
+    )
+
+
+def token_array(token_ids: Sequence[int]) -> NDArray[np.int32]:
+    """Token ids [tokens]. RequestError for one that is no 32-bit number."""
+    try:
+        return np.asarray(token_ids, np.int32)
+    except OverflowError:
+        wrong = next(token for token in token_ids if not -(2**31) <= token < 2**31)
+        raise RequestError(
+            f"token id {wrong} is outside the vocabulary", param="prompt", code="invalid_value"
+        ) from None
