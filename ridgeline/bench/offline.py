@@ -22,6 +22,9 @@ from ridgeline.ledger.profile import MachineProfile, save_profile
 from ridgeline.ledger.sums import Summer
 
 WARM_UP_TOKENS = 8
+_TOKENS = 128  # of a prompt and of an output, unless told
+_LATENCY_REQUESTS = 5
+_CONCURRENCY = 16
 _MAX_STEPS = 1 << 20
 
 
@@ -29,16 +32,17 @@ _MAX_STEPS = 1 << 20
 class BenchArgs:
     """what: "latency" (one request at a time), "throughput" (`concurrency` at a time) or "probe".
 
-    num_requests: in all. json: one JSON object instead of text. profile: the name under which "probe" saves
-    what it measured (a path when it ends in .json). seed: of the prompts.
+    The workload's numbers are None for the defaults: 128 tokens in and out; 5 requests for latency, 16 at a
+    time and as many in all for throughput. json: one JSON object instead of text. profile: the name under
+    which "probe" saves what it measured (a path when it ends in .json). seed: of the prompts.
     """
 
     what: str
     engine: EngineConfig
-    prompt_tokens: int = 128
-    output_tokens: int = 128
-    concurrency: int = 16
-    num_requests: int = 16
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    num_requests: int | None = None
     json: bool = False
     profile: str | None = None
     seed: int = 0
@@ -46,32 +50,40 @@ class BenchArgs:
 
 def run(args: BenchArgs, write: Callable[[str], object] = print) -> int:
     """Run one benchmark and write its report; the exit code. ConfigError for what cannot be measured."""
-    bench = {"latency": _latency, "throughput": _throughput, "probe": _probe}.get(args.what)
-    if bench is None:
-        raise ConfigError(f"no benchmark named {args.what!r}: latency, throughput and probe are known")
-    if args.what != "probe" and args.output_tokens < 2:
-        raise ConfigError("a benchmark needs --output-tokens 2 or more: the first token is prefill's")
+    shape = _shape(args)
     trace = RingTrace(num_steps=_MAX_STEPS, num_requests=_MAX_STEPS)
     engine = build_engine(args.engine, trace=trace)
     try:
         driver = Driver(engine.loop, trace, WallClock(), Prompts(engine.spec.vocab_size, args.seed))
-        write(bench(args, engine, driver))
+        write(_measure(args, engine, driver, shape) if shape else _probe(args, engine, driver))
     finally:
         engine.close()
     return 0
 
 
-def _latency(args: BenchArgs, engine: Engine, driver: Driver) -> str:
-    return _measure(args, engine, driver, concurrency=1)
+def _shape(args: BenchArgs) -> Shape | None:
+    """The workload, None for "probe". ConfigError for a flag that the benchmark has no use for."""
+    if args.what not in ("latency", "throughput", "probe"):
+        raise ConfigError(f"no benchmark named {args.what!r}: latency, throughput and probe are known")
+    workload = {"--prompt-tokens": args.prompt_tokens, "--output-tokens": args.output_tokens,
+                "--concurrency": args.concurrency, "--num-requests": args.num_requests}
+    useless = {"latency": ["--concurrency"], "throughput": [], "probe": list(workload)}[args.what]
+    given = [flag for flag in useless if workload[flag] is not None]
+    if given:
+        raise ConfigError(f"bench {args.what} has no use for {' and '.join(given)}: leave it out")
+    if (args.profile is not None) != (args.what == "probe"):
+        raise ConfigError("bench probe saves a profile and needs --profile NAME; others have no use for it")
+    if args.what == "probe":
+        return None
+    concurrency = 1 if args.what == "latency" else args.concurrency or _CONCURRENCY
+    requests = args.num_requests or (_LATENCY_REQUESTS if args.what == "latency" else concurrency)
+    if args.output_tokens == 1:
+        raise ConfigError("a benchmark needs --output-tokens 2 or more: the first token is prefill's")
+    return Shape(num_requests=requests, concurrency=min(concurrency, requests),
+                 prompt_tokens=args.prompt_tokens or _TOKENS, output_tokens=args.output_tokens or _TOKENS)
 
 
-def _throughput(args: BenchArgs, engine: Engine, driver: Driver) -> str:
-    return _measure(args, engine, driver, concurrency=min(args.concurrency, args.num_requests))
-
-
-def _measure(args: BenchArgs, engine: Engine, driver: Driver, concurrency: int) -> str:
-    shape = Shape(num_requests=args.num_requests, concurrency=concurrency, prompt_tokens=args.prompt_tokens,
-                  output_tokens=args.output_tokens)
+def _measure(args: BenchArgs, engine: Engine, driver: Driver, shape: Shape) -> str:
     machine = probe_machine("this run", step_bytes(engine.account))
     driver.run(Shape(num_requests=shape.concurrency, concurrency=shape.concurrency,
                      prompt_tokens=shape.prompt_tokens, output_tokens=WARM_UP_TOKENS))
@@ -91,8 +103,7 @@ def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, do
 
 
 def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
-    if args.profile is None:
-        raise ConfigError("bench probe needs a name for the profile: --profile NAME")
+    assert args.profile is not None
     machine = probe_machine(args.profile, step_bytes(engine.account))
     capacity = engine.capacity
     table = step_table(driver, max_rows=capacity.num_rows, max_chunk=capacity.max_step_tokens)

@@ -14,14 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one request at a time, many at a time, or the machine itself",
     )
     group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--prompt-tokens", type=count, default=128, metavar="TOKENS", help="of a request (128)"
-    )
-    group.add_argument(
-        "--output-tokens", type=count, default=128, metavar="TOKENS", help="of a request (128)"
-    )
-    group.add_argument("--concurrency", type=count, default=16, metavar="N", help="requests at a time (16)")
-    group.add_argument("--num-requests", type=count, default=16, metavar="N", help="in all (16)")
+    group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
+    group.add_argument("--output-tokens", type=count, metavar="TOKENS", help="of a request (128)")
+    group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16)")
+    group.add_argument("--num-requests", type=count, metavar="N", help="in all (latency: 5, throughput: 16)")
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
     group.add_argument("--profile", metavar="NAME", help="where probe saves what it measured")
     add_engine_flags(parser)
