@@ -1,0 +1,64 @@
+"""The engine's own road from a checkpoint to logits: loader, modules, paged cache; text fed whole or in
+chunks."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.nn.build import build_model
+from ridgeline.nn.load import dense, load_weights
+from ridgeline.runner.cache import PageCache
+from ridgeline.spec.cache import plan_layout
+
+BLOCK_TOKENS = 4
+
+
+class Ours:
+    """One checkpoint, loaded in float32."""
+
+    def __init__(self, path: Path) -> None:
+        checkpoint = open_checkpoint(path)
+        self.spec = checkpoint.spec
+        self.weights = load_weights(checkpoint, dense(torch.float32))
+
+    def logits(self, ids: list[int], chunks: list[int] | None = None) -> Tensor:
+        """[tokens, vocabulary] of one text, fed in pieces of so many tokens (whole by default), on a new cache.
+
+        A piece of one token takes the decode road.
+        """
+        layout = plan_layout(self.spec.cache(4), block_tokens=BLOCK_TOKENS)
+        num_pages = sum(-(-len(ids) // group.tokens_per_page) for group in layout.groups) + 1
+        cache = PageCache(layout, num_pages, torch.device("cpu"))
+        cache.arena.fill_(0x7F)  # floats of 0x7f7f7f7f: a read of an unwritten place shows
+        model = build_model(self.spec, self.weights, torch.float32)
+        model.bind_cache(layout, cache.region, torch.float32)
+        pages, tables = np.random.default_rng(0).permutation(np.arange(1, num_pages)).tolist(), []
+        for group in layout.groups:
+            count = -(-len(ids) // group.tokens_per_page)
+            tables.append(torch.tensor([[pages.pop() for _ in range(count)]], dtype=torch.int32))
+        out, start = [], 0
+        for size in chunks or [len(ids)]:
+            positions = torch.arange(start, start + size)
+            groups = []
+            for group, table in zip(layout.groups, tables, strict=True):
+                page = table[0, positions // group.tokens_per_page].long()
+                slots = page * group.tokens_per_page + positions % group.tokens_per_page
+                groups.append(GroupStep(table_SP=table, slots_T=slots))
+            step = Step(
+                ids_T=torch.tensor(ids[start : start + size]),
+                positions_T=positions,
+                reach_T=torch.full((size,), len(ids)),
+                lengths_S=torch.tensor([start + size], dtype=torch.int32),
+                starts=np.array([start]),
+                counts=np.array([size]),
+                num_decodes=int(size == 1),
+                groups=tuple(groups),
+            )
+            out.append(model.logits(model.forward(step), prefill_from=int(size == 1)))
+            start += size
+        assert start == len(ids)
+        return torch.cat(out)

@@ -1,0 +1,171 @@
+"""Reference models: tiny random ones of transformers, written as checkpoints for the loader under test.
+
+Weights are redrawn, because the default ones (std 0.02, zero biases) hide most mistakes.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+HIDDEN, INNER, VOCAB = 64, 128, 256
+
+
+def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel:
+    """A two-layer random float32 model of a transformers class, eager attention."""
+    kind = getattr(transformers, name)
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": INNER,
+        "max_position_embeddings": 512,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(0)
+    config = kind.config_class(**(sizes | fields))
+    config._attn_implementation = "eager"
+    model = kind(config).eval().float()
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            values = torch.randn(weight.shape, generator=random)
+            if weight.dim() >= 2:
+                weight.copy_(values / math.sqrt(weight.shape[-1]))
+            else:
+                weight.add_((0.1 if "norm" in key else 0.3) * values)
+    return model
+
+
+def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
+    """Logits [tokens, vocabulary] of one forward pass over the whole text, without a cache."""
+    with torch.no_grad():
+        tokens = torch.tensor([ids])
+        return model(input_ids=tokens, position_ids=torch.arange(len(ids))[None], use_cache=False).logits[0]
+
+
+def old_spelling(folder: Path) -> None:
+    """Rewrite config.json as the releases before transformers 5 wrote it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    partial = rope.pop("partial_rotary_factor", None)
+    if partial is not None:
+        config["partial_rotary_factor"] = partial
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    path.write_text(json.dumps(config))
+
+
+def write_gguf(
+    model: transformers.PreTrainedModel,
+    path: Path,
+    arch: str,
+    kind: str,
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """The model as a GGUF file, as llama.cpp's converter writes it; matrices in `kind`, norms and biases in
+    F32."""
+    config, state = model.config, {k: v.numpy() for k, v in model.state_dict().items()}
+    writer = GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    width = getattr(config, "head_dim", None)
+    if width:
+        writer.add_key_length(width)
+        writer.add_value_length(width)
+    for key, value in (metadata or {}).items():
+        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
+            f"{arch}.{key}", value
+        )
+    if config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(model))
+    for name in ("short", "long") if config.rope_parameters["rope_type"] == "longrope" else ():
+        factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    for theirs, ours in _names(config.num_hidden_layers, arch).items():
+        if theirs in state and not (theirs == "lm_head.weight" and config.tie_word_embeddings):
+            _add(writer, ours, _rows(ours, state[theirs], arch, config), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _names(num_layers: int, arch: str) -> dict[str, str]:
+    """transformers' tensor name -> GGUF's."""
+    up = "gate_up_proj" if arch == "phi3" else "up_proj"
+    leaves = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.qkv_proj": "attn_qkv",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate_proj": "ffn_gate",
+        f"mlp.{up}": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    for i in range(num_layers):
+        names |= {
+            f"model.layers.{i}.{theirs}.{leaf}": f"blk.{i}.{ours}.{leaf}"
+            for theirs, ours in leaves.items()
+            for leaf in ("weight", "bias")
+        }
+    return names
+
+
+def _rows(
+    name: str, array: NDArray[np.float32], arch: str, config: transformers.PreTrainedConfig
+) -> NDArray[np.float32]:
+    """The converter's row order: halves of each rotary head become pairs, in llama files only."""
+    heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+    if arch != "llama" or not (".attn_q." in name or ".attn_k." in name):
+        return array
+    return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def _add(writer: GGUFWriter, name: str, array: NDArray[np.float32], kind: str) -> None:
+    if array.ndim == 1 or kind == "F32":
+        writer.add_tensor(name, array)
+    elif kind == "F16":
+        writer.add_tensor(name, array.astype(np.float16))
+    else:
+        wanted = GGMLQuantizationType[kind]
+        writer.add_tensor(name, quantize(array, wanted), raw_dtype=wanted)
+
+
+def _llama3_factors(model: transformers.PreTrainedModel) -> NDArray[np.float32]:
+    """What the scaling divides each frequency by."""
+    rope = model.config.rope_parameters
+    width = model.config.head_dim
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return (plain / model.model.rotary_emb.inv_freq.double()).float().numpy()
