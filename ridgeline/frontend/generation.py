@@ -7,6 +7,8 @@ offline API both read requests through it, so that they agree by construction. K
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ridgeline.frontend.detokenize import Detokenizer
 from ridgeline.frontend.protocol import Logprobs, News
 from ridgeline.frontend.stops import StopFinder
@@ -14,8 +16,10 @@ from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.spec.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+# Structs rather than dataclasses: a step makes several for every row.
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """One alternative at a position. text is readable, raw the true bytes; both empty without a tokenizer.
 
     rank: 0 is the model's first choice; None when it is not known.
@@ -28,8 +32,7 @@ class TokenLogprob:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobEntry:
+class LogprobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The token taken at a position, the top k there (best first), and the character where it begins."""
 
     taken: TokenLogprob
@@ -37,8 +40,7 @@ class LogprobEntry:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What one piece of news adds to a choice.
 
     text: certain text. token_ids: tokens that count, the end id included. entries: log-probabilities of the
