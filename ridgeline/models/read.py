@@ -12,10 +12,11 @@ from ridgeline.base.errors import ConfigError
 
 # Fields that change nothing in inference: training, bookkeeping, other libraries' notes.
 INERT = frozenset({
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures",
-    "attention_dropout", "auto_map", "base_model_name_or_path", "bos_token", "chunk_size_feed_forward",
-    "embd_pdrop", "eos_token", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
-    "is_llama_config", "label2id", "model_type", "pad_token", "pretraining_tp", "problem_type", "resid_pdrop",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "base_model_name_or_path",
+    "bos_token", "chunk_size_feed_forward", "embd_pdrop", "eos_token", "full_attn_mod", "hidden_dropout",
+    "id2label", "initializer_range", "interpolate_factor", "is_decoder", "is_llama_config", "label2id",
+    "max_sequence_length", "model_type", "pad_token", "pretraining_tp", "problem_type", "resid_pdrop",
     "return_dict", "sep_token_id", "tokenizer_class", "torchscript", "transformers.js_config",
     "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
 })
@@ -107,9 +108,9 @@ class ConfigReader:
         return tuple(dict.fromkeys(item for item in ids if item >= 0))
 
     def section(self, name: str) -> "ConfigReader | None":
-        """A nested dict, to be finished by the caller."""
+        """A nested dict, to be finished by the caller; None when absent or empty."""
         value = self._take(name, None)
-        if value is None:
+        if not value:
             return None
         if not isinstance(value, Mapping):
             raise self._wrong(name, value, "an object")

@@ -56,7 +56,15 @@ class SourceWeight(Protocol):
 
 
 class Packed(Protocol):
-    """A weight in a scheme's own form."""
+    """A matrix in a scheme's own form. Legend: T tokens, K input features, N output features.
+
+    One that holds an embedding also has `rows(ids_T) -> [T, K]`; see nn/linear and nn/embed for what more it
+    may do.
+    """
+
+    def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
+        """x @ W.T, [T, N] new memory of x's dtype; tokens before prefill_from take the decode path."""
+        ...
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Its tensors by name, for the disk cache; `Packing.restore` takes them back."""

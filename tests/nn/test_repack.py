@@ -27,6 +27,9 @@ class Halves:
     scale_R: Tensor
     codes_RC: Tensor
 
+    def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
+        return x_TK @ (self.codes_RC * self.scale_R[:, None]).to(x_TK.dtype).T
+
     def tensors(self) -> Mapping[str, Tensor]:
         return {"scale": self.scale_R, "codes": self.codes_RC}
 

@@ -26,7 +26,7 @@ class Ours:
         self.weights = load_weights(checkpoint, dense(torch.float32))
 
     def logits(self, ids: list[int], chunks: list[int] | None = None) -> Tensor:
-        """[tokens, vocabulary] of one text, fed in pieces of so many tokens (whole by default), on a new cache.
+        """[tokens, vocabulary] of one text, fed in pieces of so many tokens (whole by default), fresh cache.
 
         A piece of one token takes the decode road.
         """
