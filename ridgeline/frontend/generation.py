@@ -15,7 +15,6 @@ from ridgeline.frontend.stops import StopFinder
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.spec.sampling import SamplingParams
 
-
 # Structs rather than dataclasses: a step makes several for every row.
 
 
@@ -45,7 +44,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     text: certain text. token_ids: tokens that count, the end id included. entries: log-probabilities of the
     tokens whose text is out now; joined over all deltas their bytes are the bytes of the text.
-    finish: stop, length, abort, error, once. stop_reason: the stop string, or the stop token's id.
+    finish: stop, length, abort, error, once. stop_reason: the stop string, or the id of
+    stop_token_ids.
     abort_keep: set when a stop string was hit while the engine goes on: abort there with this keep_tokens.
     """
 
@@ -117,16 +117,20 @@ class Choice:
             return self._take_tokens(news)
         return self._take_text(news, self._text)
 
+    def _stop_token(self, news: News) -> int | None:
+        """The one of stop_token_ids that ended the text; the model's own end is no reason to tell."""
+        return news.stop_token if news.stop_token in self._params.stop_token_ids else None
+
     def _take_tokens(self, news: News) -> Delta:
         self.token_ids += news.new_tokens
         self.logprobs += news.logprobs
-        self.finish, self.stop_reason = news.finish, news.stop_token
+        self.finish, self.stop_reason = news.finish, self._stop_token(news)
         entries = [describe(entry, self._tokenizer) for entry in news.logprobs]
         return Delta(
             token_ids=news.new_tokens,
             entries=entries,
             finish=news.finish,
-            stop_reason=news.stop_token,
+            stop_reason=self.stop_reason,
             error=news.error,
         )
 
@@ -153,7 +157,7 @@ class Choice:
         taken = tokens if count == len(tokens) else tokens[:count]
         self.token_ids += taken
         self.logprobs += news.logprobs[:count]
-        self.finish, self.stop_reason, error = news.finish, news.stop_token, news.error
+        self.finish, self.stop_reason, error = news.finish, self._stop_token(news), news.error
         if hit is not None:
             self.finish, self.stop_reason, error = "stop", hit, None
         entries = side.take_entries(done=self.finish is not None)
