@@ -66,9 +66,9 @@ class Model:
 def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted.
 
-    weights: every parameter of spec.params() by full name, a float tensor or a packed `LinearMethod`.
-    "head.weight" may be given for a tied model too: the head's own copy in another format. CheckpointError
-    names what is missing.
+    weights: every parameter of spec.params() by full name, a float tensor or a packed matrix
+    (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
+    format. CheckpointError names what is missing.
     """
     weights = {name: w.to(dtype) if isinstance(w, Tensor) else w for name, w in weights.items()}
     blocks = []

@@ -1,0 +1,79 @@
+"""Protects assembly: a spec and named weights give the model that the formulas say, or a named error."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.base.errors import CheckpointError
+from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.nn.build import Model, build_model
+from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.model import ModelSpec
+from tests.helpers import tiny_spec, tiny_weights, tokens_of
+from tests.nn.dense_twin import twin_logits
+
+torch.set_num_threads(1)
+
+
+def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits of a whole prompt through an arena of its own, pages in order."""
+    layout = plan_layout(spec.cache(dtype.itemsize), block_tokens=4)
+    num_pages = len(ids)
+    arena = torch.full((num_pages, layout.page_bytes), 255, dtype=torch.uint8)
+    regions = {(r.layer, r.slot): arena[:, r.offset_bytes: r.offset_bytes + r.num_bytes]
+               for group in layout.groups for r in group.regions}
+    model.bind_cache(layout, lambda layer, slot: regions[(layer, slot)], dtype)
+    positions, length = torch.arange(len(ids)), torch.tensor([len(ids)])
+    table = torch.arange(num_pages, dtype=torch.int32)[None]
+    step = Step(ids_T=torch.tensor(ids), positions_T=positions, reach_T=length.expand(len(ids)),
+                lengths_S=length, starts=length.numpy() * 0, counts=length.numpy(), num_decodes=0,
+                groups=tuple(GroupStep(table_SP=table, slots_T=positions) for _ in layout.groups))
+    return model.logits(model.forward(step), 0)
+
+
+@pytest.mark.parametrize("spec", [
+    tiny_spec(), tiny_spec(tied=False, qk_norm=True, qkv_bias=True),
+    tiny_spec(windows=(None, 6), num_layers=3), tiny_spec(num_heads=6, num_kv_heads=1, head_dim=4),
+], ids=["tied", "untied", "windows", "one kv head"])
+def test_equals_the_dense_twin(spec: ModelSpec) -> None:
+    weights, ids = tiny_weights(spec), tokens_of(23).tolist()
+    logits = _one_prompt(build_model(spec, weights, torch.float32), spec, ids)
+    torch.testing.assert_close(logits.double(), twin_logits(spec, weights, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_multiplier_and_divisor_of_the_ends() -> None:
+    """Families scale embeddings and logits."""
+    spec = replace(tiny_spec(), embed_multiplier=3.0, logits_divisor=4.0)
+    weights, ids = tiny_weights(spec), tokens_of(9).tolist()
+    logits = _one_prompt(build_model(spec, weights, torch.float32), spec, ids)
+    torch.testing.assert_close(logits.double(), twin_logits(spec, weights, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_bfloat16_is_near() -> None:
+    """Activations and cache in bfloat16: the same model within its rounding, logits float32."""
+    spec = tiny_spec()
+    weights, ids = tiny_weights(spec), tokens_of(23).tolist()
+    logits = _one_prompt(build_model(spec, weights, torch.bfloat16), spec, ids, torch.bfloat16)
+    exact = twin_logits(spec, weights, ids)
+    assert logits.dtype == torch.float32
+    assert float((logits.double() - exact).abs().mean() / exact.std()) < 0.03
+
+
+def test_a_tied_head_may_have_its_own_copy() -> None:
+    """A head in another format than the embedding is given by name."""
+    spec = tiny_spec()
+    weights, ids = tiny_weights(spec), tokens_of(9).tolist()
+    plain = _one_prompt(build_model(spec, weights, torch.float32), spec, ids)
+    weights["head.weight"] = weights["embed.weight"] * 2
+    torch.testing.assert_close(_one_prompt(build_model(spec, weights, torch.float32), spec, ids), plain * 2)
+
+
+def test_a_missing_weight_is_named() -> None:
+    spec = tiny_spec(tied=False)
+    for name in ("layers.1.mlp.down.weight", "embed.weight", "head.weight", "final_norm.weight"):
+        weights = tiny_weights(spec)
+        del weights[name]
+        with pytest.raises(CheckpointError, match=name):
+            build_model(spec, weights, torch.float32)
