@@ -40,20 +40,22 @@ def digest(before: int, token: int) -> int:
     return hash((before, token))
 
 
-def next_token(history: Sequence[int], seed: int) -> int:
-    """The fake model: end ids about one time in ten."""
-    value = seed
-    for token in history:
+def digests(tokens: Sequence[int], before: Sequence[int] = ()) -> list[int]:
+    """The digest after each token; `before` are those of the tokens before."""
+    found, value = list(before), before[-1] if before else 0
+    for token in tokens:
         value = digest(value, token)
-    value = hash((value, len(history), 12345)) % (VOCAB + 2)
-    return value if value < VOCAB else EOS[value - VOCAB]
+        found.append(value)
+    return found
 
 
-def sample(history: Sequence[int], num_prompt: int, seed: int, params: SamplingParams,
+def sample(history_digest: int, position: int, num_prompt: int, seed: int, params: SamplingParams,
            stops: Sequence[int]) -> int:
-    """next_token, with end ids masked among the first min_tokens."""
-    token = next_token(history, seed)
-    while token in stops and len(history) - num_prompt < params.min_tokens:
+    """The fake model: the token at `position`. End ids come about one time in ten, masked among the first
+    min_tokens."""
+    token = hash((history_digest, seed, position)) % (VOCAB + 2)
+    token = token if token < VOCAB else EOS[token - VOCAB]
+    while token in stops and position - num_prompt < params.min_tokens:
         token = (token + 1) % VOCAB
     return token
 
@@ -64,18 +66,25 @@ def expected(prompt: Sequence[int], params: SamplingParams, seed: int,
     together."""
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
     limit = most - len(prompt) if params.max_tokens is None else min(params.max_tokens, most - len(prompt))
-    history = list(prompt)
-    while len(history) - len(prompt) < limit:
-        history.append(sample(history, len(prompt), seed, params, sorted(stops)))
-        if history[-1] in stops and len(history) - len(prompt) > params.min_tokens:
-            return history[len(prompt):], Finish.STOP
-    return history[len(prompt):], Finish.LENGTH
+    output: list[int] = []
+    value = digests(prompt)[-1]
+    while len(output) < limit:
+        output.append(sample(value, len(prompt) + len(output), len(prompt), seed, params, sorted(stops)))
+        value = digest(value, output[-1])
+        if output[-1] in stops and len(output) > params.min_tokens:
+            return output, Finish.STOP
+    return output, Finish.LENGTH
 
 
 @dataclass
 class _Row:
     start: RowStart
     history: list[int]
+    digests: list[int]
+
+    def append(self, token: int) -> None:
+        self.history.append(token)
+        self.digests.append(digest(self.digests[-1], token))
 
 
 @dataclass
@@ -133,7 +142,8 @@ class FakeExecutor:
         self._check_shape(plan)
         for start in plan.row_starts:
             assert 0 <= start.row < self.num_rows
-            self._rows[start.row] = _Row(start, [*start.prompt.tolist(), *start.output.tolist()])
+            history = [*start.prompt.tolist(), *start.output.tolist()]
+            self._rows[start.row] = _Row(start, history, digests(history))
         for table, news in zip(self._tables, plan.tables):
             for row, index, page in zip(news.row.tolist(), news.index.tolist(), news.page.tolist()):
                 assert 0 <= page < self.num_pages
@@ -147,7 +157,8 @@ class FakeExecutor:
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_rows > 0 and plan.num_tokens == int(plan.count.sum()) <= self.max_step_tokens
-        assert len(set(plan.row.tolist())) == plan.num_rows and np.all(plan.count > 0) and not plan.draft.any()
+        assert len(set(plan.row.tolist())) == plan.num_rows and np.all(plan.count > 0)
+        assert not plan.draft.any()
         decodes = (plan.count == 1) & (plan.sample == SAMPLE_NEXT)
         assert plan.num_decodes == decodes.sum() and decodes[:plan.num_decodes].all(), "decodes come first"
         assert np.all(plan.start + plan.count <= self.max_model_len)
@@ -159,13 +170,6 @@ class FakeExecutor:
         rows = [self._rows[row] for row in plan.row.tolist()]
         return [(i, row, start, start + count)
                 for i, (row, start, count) in enumerate(zip(rows, plan.start.tolist(), plan.count.tolist()))]
-
-    def _digests(self, row: _Row, end: int) -> list[int]:
-        found, value = [], hash(row.start.prompt.tobytes()[:0])
-        for token in row.history[:end]:
-            value = digest(value, token)
-            found.append(value)
-        return found
 
     def _slot(self, group: int, row: _Row, position: int) -> tuple[int, int]:
         size = self.layout.groups[group].tokens_per_page
@@ -186,21 +190,19 @@ class FakeExecutor:
             assert given[:-1] == want[:-1] and given[-1] in (want[-1], PLACEHOLDER)
             if given[-1] == PLACEHOLDER:
                 assert end == len(row.history) > len(row.start.prompt), "the host knows this token"
-            found = self._digests(row, end)
             for group in range(len(self.layout.groups)):
                 for position in range(first, end):
                     page, slot = self._slot(group, row, position)
-                    self._arena[page][slot] = (group, found[position])
+                    self._arena[page][slot] = (group, row.digests[position])
 
     def _read(self, plan: StepPlan) -> None:
         for _, row, first, end in self._spans(plan):
-            found = self._digests(row, end)
             for group, spec in enumerate(self.layout.groups):
                 low = 0 if spec.window_tokens is None else max(0, first - spec.window_tokens + 1)
                 for position in range(low, end):
                     page, slot = self._slot(group, row, position)
-                    assert self._arena[page].get(slot) == (group, found[position]), (
-                        f"group {group}: position {position} of request {row.start.request} holds something else")
+                    assert self._arena[page].get(slot) == (group, row.digests[position]), (
+                        f"group {group}: position {position} of request {row.start.request} holds other text")
 
     def _sample(self, plan: StepPlan) -> StepResult:
         failed = np.zeros(plan.num_rows, np.uint8)
@@ -218,8 +220,8 @@ class FakeExecutor:
             if plan.sample[index] != SAMPLE_NEXT:
                 continue
             assert end == len(row.history), "a row samples after its last token only"
-            token = sample(row.history, len(start.prompt), start.seed, params, start.stop_token_ids)
-            row.history.append(token)
+            row.append(sample(row.digests[-1], end, len(start.prompt), start.seed, params,
+                              start.stop_token_ids))
             if failed[index]:
                 continue
             tokens.append(row.history[-1])
@@ -250,9 +252,9 @@ class Harness:
     """The real scheduler, manager and loop over a FakeExecutor, with every invariant checked after every
     step."""
 
-    def __init__(self, kind: str = "paged", *, num_pages: int = 33, num_rows: int = 8, max_step_tokens: int = 64,
-                 max_model_len: int = 128, depth: int = 2, policy: str = "fcfs", cache: bool = True,
-                 prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
+    def __init__(self, kind: str = "paged", *, num_pages: int = 33, num_rows: int = 8,
+                 max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
+                 cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
         self.clock = VirtualClock()

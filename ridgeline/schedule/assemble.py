@@ -1,55 +1,36 @@
-"""From counts by row to a StepPlan: pure reading of the rows, then arrays. Decides nothing."""
+"""From what a step takes of each row to a StepPlan: reading the rows, then arrays. Decides nothing."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.kv.manager import StepNews
-from ridgeline.schedule.plan import (
-    PLACEHOLDER,
-    SAMPLE_NEXT,
-    SAMPLE_NONE,
-    Copies,
-    RowStart,
-    StepPlan,
-    TableDelta,
-)
+from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, RowStart, StepPlan, TableDelta
 from ridgeline.schedule.request import Request
-from ridgeline.schedule.rows import Rows
-
-Long = NDArray[np.int64]
-Int = NDArray[np.int32]
+from ridgeline.schedule.rows import Long, Rows, Taken
 
 
-def assemble(step: int, rows: Rows, counts: Long, starts: Sequence[RowStart], news: StepNews) -> StepPlan:
-    """The plan in which row r computes counts[r] tokens. The rows' counters still stand before the step."""
-    taking = np.flatnonzero(counts)
-    count = counts[taking]
-    start = rows.scheduled[taking]
-    samples = start + count == rows.known[taking] + rows.in_flight[taking]
-    decodes = samples & (count == 1)
-    num_decodes = int(np.count_nonzero(decodes))
-    if num_decodes < len(taking):
-        order = np.argsort(~decodes, kind="stable")
-        taking, count, start, samples = taking[order], count[order], start[order], samples[order]
-    heads = taking[:num_decodes]
-    tokens = [np.where(rows.in_flight[heads] > 0, PLACEHOLDER, rows.last_token[heads]).astype(np.int32)]
-    for row, first, size in zip(taking[num_decodes:].tolist(), start[num_decodes:].tolist(),
-                                count[num_decodes:].tolist()):
-        request = rows.request[row]
-        assert request is not None
-        tokens.append(_known_tokens(request, first, first + size))
+def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], news: StepNews) -> StepPlan:
+    """The plan of what is taken. The rows' counters still stand before the step."""
+    decodes = taken.samples & (taken.counts == 1)
+    heads = np.flatnonzero(decodes)
+    others = np.flatnonzero(taken.takes & ~decodes)
+    feed = np.where(rows.in_flight > 0, np.int32(PLACEHOLDER), rows.last_token)
+    at: Long | slice = slice(None)  # the usual full house is cheaper to slice than to index
+    if len(heads) < rows.size:
+        at = np.concatenate([heads, others])
+        feed = np.concatenate([feed[heads], *(_chunk(rows, taken, row) for row in others.tolist())])
+    count = taken.counts[at].astype(np.int32)
     return StepPlan(
         step=step,
-        request=rows.number[taking],
-        row=taking.astype(np.int32),
-        start=start.astype(np.int32),
-        count=count.astype(np.int32),
-        sample=np.where(samples, SAMPLE_NEXT, SAMPLE_NONE).astype(np.uint8),
-        draft=np.zeros(len(taking), np.int32),
-        tokens=np.concatenate(tokens),
-        num_decodes=num_decodes,
+        request=taken.number[at],
+        row=np.arange(rows.size, dtype=np.int32)[at],
+        start=taken.until[at].astype(np.int32) - count,
+        count=count,
+        sample=taken.samples[at].astype(np.uint8) * np.uint8(SAMPLE_NEXT),
+        draft=np.zeros_like(count),
+        tokens=feed,
+        num_decodes=len(heads),
         row_starts=tuple(starts),
         tables=tuple(TableDelta(row=_int(table.row), index=_int(table.index), page=_int(table.page))
                      for table in news.tables),
@@ -66,8 +47,11 @@ def row_start(request: Request) -> RowStart:
         prompt_logprobs_from=request.prompt_logprobs_from)
 
 
-def _known_tokens(request: Request, first: int, last: int) -> Int:
-    """Ids of positions first..last-1; a position that is not known yet is a placeholder."""
+def _chunk(rows: Rows, taken: Taken, row: int) -> Int:
+    """The row's token ids of this step; a position that is not known yet is a placeholder."""
+    request, last = rows.request[row], int(taken.until[row])
+    first = last - int(taken.counts[row])
+    assert request is not None
     if last <= request.num_prompt:
         return request.prompt[first:last]
     known = request.tokens[first:last]

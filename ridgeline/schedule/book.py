@@ -87,9 +87,6 @@ class Book:
     def start(self, request: Request, computed: int, now: float) -> None:
         """From the queue to a row, with `computed` tokens in the cache."""
         self.queue.remove(request)
-        self.running.add(request)
-        self.rows.join(request, computed)
-        request.status = Status.RUNNING
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now
             request.num_cached = min(computed, request.num_prompt)
@@ -99,6 +96,9 @@ class Book:
         request.wasted_tokens += again
         self.counters.num_recomputed_tokens += again
         request.lost_tokens = 0
+        request.status = Status.RUNNING
+        self.running.add(request)
+        self.rows.join(request, computed)
 
     def preempt(self, request: Request) -> None:
         """From its row back to the queue; what it computed may stay cached. Tokens in flight still reach

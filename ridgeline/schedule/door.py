@@ -43,8 +43,8 @@ class Door:
                                code="invalid_value")
         if length >= self.max_model_len:
             raise RequestError(
-                f"the prompt has {length} tokens and the context of this model holds {self.max_model_len}, of "
-                f"which one is for the answer: shorten the prompt to at most {self.max_model_len - 1} tokens",
+                f"the prompt has {length} tokens and the context of this model holds {self.max_model_len}, "
+                f"one of them for the answer: shorten the prompt to at most {self.max_model_len - 1} tokens",
                 param="prompt", code="context_length_exceeded")
         if length >= self.max_request_tokens:
             raise RequestError(

@@ -188,8 +188,8 @@ def _step_record(flight: _Flight, result: StepResult, commit_s: float,
         used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
         num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
-        plan_s=flight.plan_s, commit_s=commit_s, planned_s=flight.planned_s, measured_s=result.finished_s - result.started_s,
-        floor_s=None if price is None else price(plan))
+        plan_s=flight.plan_s, commit_s=commit_s, planned_s=flight.planned_s,
+        measured_s=result.finished_s - result.started_s, floor_s=None if price is None else price(plan))
 
 
 def _request_record(request: Request) -> RequestRecord:
@@ -198,6 +198,7 @@ def _request_record(request: Request) -> RequestRecord:
         id=request.id, choice=request.choice, priority=request.priority, tenant=request.tenant,
         num_prompt=request.num_prompt, num_cached=request.num_cached, num_output=request.num_output,
         finish=str(request.finish), num_preemptions=request.num_preemptions,
-        wasted_tokens=request.wasted_tokens, arrived_s=request.arrived_s, first_scheduled_s=request.first_scheduled_s,
+        wasted_tokens=request.wasted_tokens, arrived_s=request.arrived_s,
+        first_scheduled_s=request.first_scheduled_s,
         first_token_s=request.first_token_s, finished_s=request.finished_s,
         token_times_s=tuple(request.token_times_s[:request.num_output]))

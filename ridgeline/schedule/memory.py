@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.book import Book
-from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Request
-from ridgeline.schedule.rows import Rows
+from ridgeline.schedule.rows import Rows, Taken
 from ridgeline.spec.cache import CacheLayout
 
 Long = NDArray[np.int64]
@@ -37,7 +36,7 @@ class Memory:
         self._cache = cache
         self._block_tokens = gcd(*(group.tokens_per_page for group in layout.groups)) or 1
         self._starved = False
-        self._refused: tuple[int, int] | None = None  # (request, room) when the first in the queue did not fit
+        self._refused: tuple[int, int] | None = None  # (request, room) when the first did not fit
 
     # ---- rows that run
 
@@ -184,14 +183,15 @@ class Memory:
 
     # ---- what is computed
 
-    def index(self, plan: StepPlan) -> None:
+    def index(self, taken: Taken) -> None:
         """Tell the manager of rows that filled a block: it becomes findable, and windows move on."""
         if not self._cache:
             return
-        rows, at = self._rows, plan.row
-        due = at[(rows.number[at] == plan.request) & (rows.computed[at] >= rows.index_at[at])]
+        rows = self._rows
+        ours = taken.takes & (rows.number == taken.number)
+        due = np.flatnonzero(ours & (rows.computed >= rows.index_at))
         if len(due):
             computed = rows.computed[due]
-            tokens = [request.tokens for row in due.tolist() if (request := rows.request[row]) is not None]
+            tokens = [request.tokens for request in rows.requests(due)]
             self._manager.commit_all(rows.number[due].tolist(), computed.tolist(), tokens)
             rows.index_at[due] = (computed // self._block_tokens + 1) * self._block_tokens

@@ -7,6 +7,8 @@ runner rows; a request that does not run has scheduled = computed = 0 by definit
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.spec.sampling import SamplingParams
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Status(enum.Enum):
@@ -53,7 +57,7 @@ class NewRequest:
     tenant: str = ""
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """News of one choice, emitted after a commit. A msgspec struct because a step makes one for every row.
 
     new_tokens: ids in order (the end id included, marked by finish). num_prompt, num_cached, num_output: for
@@ -65,16 +69,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     choice: int
     new_tokens: tuple[int, ...]
+    num_output: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
     finish: Finish | None = None
     stop_token: int | None = None
     error: str | None = None
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = ()
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int = 0
-    times_s: Mapping[str, float] = {}
-    account: Mapping[str, float | int | str] = {}
+    times_s: Mapping[str, float] = _NOTHING
+    account: Mapping[str, float | int | str] = _NOTHING
 
 
 @dataclass(slots=True, kw_only=True)

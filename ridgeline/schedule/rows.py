@@ -1,17 +1,35 @@
 """The counters of the requests that run, as arrays over runner rows: the steady step touches no object per
 row.
 
-For each row: known tokens, placeholders in flight, scheduled tokens and computed tokens, with computed <=
-scheduled <= known + in_flight. Knows no page and no policy. All counts are in tokens of the request.
+For each row: known tokens, placeholders in flight, scheduled tokens and computed tokens, with
+computed <= scheduled <= known + in_flight. Knows no page and no policy. All counts are in tokens of the
+request. A free row has zeros, so that whole arrays can be worked on without selecting rows first.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.schedule.plan import SAMPLE_NEXT, StepPlan
 from ridgeline.schedule.request import Request
 
 Long = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one step takes of each row, all [num_rows].
+
+    counts: tokens. takes: counts > 0. until: positions below are computed once the step is. samples: the row
+    takes its last known token (or placeholder) and samples the next. number: whose row it was.
+    """
+
+    counts: Long
+    takes: Bool
+    until: Long
+    samples: Bool
+    number: Long
 
 
 class Rows:
@@ -19,11 +37,12 @@ class Rows:
 
     end: positions that are ever fed. reserved: positions below it have a writable page. index_at: the
     computed count at which the cache manager hears of the row next. slow: the row's result needs more than a
-    token appended.
+    token appended. id, choice, num_prompt, num_cached, tokens, token_times_s: the request's own, as columns.
     """
 
     def __init__(self, num_rows: int) -> None:
         self.number: Long = np.full(num_rows, -1, np.int64)
+        self.num_prompt: Long = np.zeros(num_rows, np.int64)
         self.known: Long = np.zeros(num_rows, np.int64)
         self.in_flight: Long = np.zeros(num_rows, np.int64)
         self.scheduled: Long = np.zeros(num_rows, np.int64)
@@ -32,9 +51,13 @@ class Rows:
         self.reserved: Long = np.zeros(num_rows, np.int64)
         self.index_at: Long = np.zeros(num_rows, np.int64)
         self.last_step: Long = np.full(num_rows, -1, np.int64)
-        self.num_prompt: Long = np.zeros(num_rows, np.int64)
         self.last_token: NDArray[np.int32] = np.zeros(num_rows, np.int32)
-        self.slow: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.slow: Bool = np.zeros(num_rows, np.bool_)
+        self.choice: Long = np.zeros(num_rows, np.int64)
+        self.num_cached: Long = np.zeros(num_rows, np.int64)
+        self.id: list[str] = [""] * num_rows
+        self.tokens: list[list[int]] = [[]] * num_rows
+        self.token_times_s: list[list[float]] = [[]] * num_rows
         self.request: list[Request | None] = [None] * num_rows
         self.row_of: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
@@ -54,15 +77,16 @@ class Rows:
     def join(self, request: Request, computed: int) -> None:
         """Give the request a row, its first `computed` tokens being in the cache already."""
         row = self._free.pop()
-        assert self.number[row] < 0
         self.number[row] = request.number
+        self.num_prompt[row] = request.num_prompt
         self.known[row] = len(request.tokens)
-        self.in_flight[row] = 0
         self.scheduled[row] = self.computed[row] = self.reserved[row] = computed
         self.end[row] = request.end
-        self.num_prompt[row] = request.num_prompt
         self.last_token[row] = request.tokens[-1]
         self.slow[row] = True
+        self.choice[row], self.num_cached[row] = request.choice, request.num_cached
+        self.id[row], self.tokens[row] = request.id, request.tokens
+        self.token_times_s[row] = request.token_times_s
         self.request[row] = request
         self.row_of[request.number] = row
         request.row = row
@@ -71,42 +95,51 @@ class Rows:
         """Free the request's row; steps in flight may still name it."""
         row = request.row
         request.last_step = int(self.last_step[row])
-        self.number[row] = -1
-        self.request[row] = None
+        self.number[row] = self.last_step[row] = -1
+        for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
+                        self.reserved, self.index_at):
+            counter[row] = 0
+        self.id[row], self.tokens[row], self.token_times_s[row], self.request[row] = "", [], [], None
         del self.row_of[request.number]
         request.row = -1
         self._free.append(row)
 
-    def live(self) -> Long:
-        """Rows in use, ascending."""
-        return np.flatnonzero(self.number >= 0)
+    def pending(self) -> Long:
+        """Tokens that the next plan may take: known + placeholders - scheduled, never past the end."""
+        return np.minimum(self.known + self.in_flight, self.end) - self.scheduled
 
-    def pending(self, rows: Long) -> Long:
-        """Tokens that the next plan may take: known + placeholders in flight - scheduled, never past the
-        end."""
-        return np.minimum(self.known[rows] + self.in_flight[rows], self.end[rows]) - self.scheduled[rows]
+    def requests(self, rows: Long) -> list[Request]:
+        """The requests of rows that are in use."""
+        return [self.request[row] for row in rows.tolist()]
 
     def by_rank(self, rows: Long) -> Long:
         """The same rows, first in rank first."""
-        orders = [(request.order, row) for row in rows.tolist() if (request := self.request[row]) is not None]
-        return np.array([row for _, row in sorted(orders)], np.int64)
+        orders = [request.order for request in self.requests(rows)]
+        return rows[sorted(range(len(orders)), key=orders.__getitem__)]
 
-    def schedule(self, plan: StepPlan) -> None:
-        """A plan of these rows has been made: count its tokens and its placeholders."""
-        self.scheduled[plan.row] += plan.count
-        self.in_flight[plan.row] += plan.sample == SAMPLE_NEXT
-        self.last_step[plan.row] = plan.step
+    def take(self, counts: Long) -> Taken:
+        """The step in which each row computes counts tokens; nothing moves yet."""
+        until = self.scheduled + counts
+        takes = counts > 0
+        return Taken(counts=counts, takes=takes, until=until, number=self.number.copy(),
+                     samples=takes & (until == self.known + self.in_flight))
+
+    def schedule(self, taken: Taken, step: int) -> None:
+        """The step is planned: count its tokens and its placeholders."""
+        self.scheduled = taken.until.copy()
+        self.in_flight += taken.samples
+        np.copyto(self.last_step, step, where=taken.takes)
 
     def check(self) -> None:
         """The counters' order, and rows and requests naming each other."""
-        live = self.live()
-        assert len(live) + len(self._free) == len(self.number) == len(set(self._free) | set(live.tolist()))
-        assert np.all(self.computed[live] <= self.scheduled[live])
-        assert np.all(self.scheduled[live] <= np.minimum(self.known + self.in_flight, self.end)[live])
-        assert np.all(self.scheduled[live] <= self.reserved[live])
-        assert np.all(self.in_flight[live] >= 0)
+        live = np.flatnonzero(self.number >= 0)
+        assert len(live) + len(self._free) == self.size == len(set(self._free) | set(live.tolist()))
+        assert np.all(self.computed <= self.scheduled) and np.all(self.scheduled <= self.reserved)
+        assert np.all(self.scheduled <= np.minimum(self.known + self.in_flight, self.end))
+        assert np.all(self.in_flight >= 0)
         assert self.row_of == {int(self.number[row]): int(row) for row in live}
         for row in live.tolist():
             request = self.request[row]
             assert request is not None and request.row == row and request.number == self.number[row]
             assert len(request.tokens) == self.known[row] and request.tokens[-1] == self.last_token[row]
+        assert not self.known[self._free].any() and not self.pending()[self._free].any()

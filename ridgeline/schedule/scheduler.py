@@ -24,7 +24,7 @@ from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.plan import RowStart, StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
-from ridgeline.schedule.rows import Rows
+from ridgeline.schedule.rows import Rows, Taken
 from ridgeline.schedule.take import Taker
 
 Long = NDArray[np.int64]
@@ -66,7 +66,7 @@ class Scheduler:
                               layout=capacity.layout, cache=cache)
         self._taker = Taker(rows=self._rows, book=self._book)
         self._next_step = 0
-        self._begun: deque[int] = deque()
+        self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1
 
     # ---- the door
@@ -124,38 +124,38 @@ class Scheduler:
         if not counts.any():
             assert self._begun, "nothing is in flight and nobody can advance"
             return None
-        step = self._next_step
-        plan = assemble(step, self._rows, counts, starts, self._manager.close_step(step, self._rows.row_of))
+        step, taken = self._next_step, self._rows.take(counts)
+        news = self._manager.close_step(step, self._rows.row_of)
+        plan = assemble(step, self._rows, taken, starts, news)
+        self._rows.schedule(taken, step)
+        self._begun.append((step, taken))
         self._next_step += 1
-        self._begun.append(step)
-        self._rows.schedule(plan)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
         """Take the results of the oldest step begun; the news of every choice that has some."""
-        assert self._begun and self._begun[0] == plan.step == result.step, "steps are committed in order"
+        self._committed, taken = self._begun.popleft()
+        assert self._committed == plan.step == result.step, "steps are committed in order"
         assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
-        self._committed = self._begun.popleft()
         self._manager.return_tickets(result.returned_tickets.tolist())
         self._manager.step_finished(plan.step)
-        outputs = self._taker.take(plan, result, now)
-        self._memory.index(plan)
+        outputs = self._taker.take(plan, taken, result, now)
+        self._memory.index(taken)
         return outputs
 
     def _share(self) -> Long:
         """Tokens by row, [num_rows]: decodes first, then the others by rank."""
         rows = self._rows
-        live = rows.live()
         if not self._cache:
-            rows.scheduled[live] = rows.computed[live] = 0
-        pending = rows.pending(live)
-        single = (pending == 1) & self._cache
-        serving = live[single]
-        others = live[(pending > 0) & ~single]
-        if len(others):
-            serving = np.concatenate([serving, rows.by_rank(others)])
+            rows.scheduled[:] = rows.computed[:] = 0
+        pending = rows.pending()
+        long = pending > (1 if self._cache else 0)
+        if not long.any():
+            return pending
+        singles = np.flatnonzero((pending > 0) & ~long)
+        serving = np.concatenate([singles, rows.by_rank(np.flatnonzero(long))])
         counts = np.zeros(rows.size, np.int64)
-        counts[serving] = share_tokens(rows.pending(serving), self._max_tokens, whole=not self._cache)
+        counts[serving] = share_tokens(pending[serving], self._max_tokens, whole=not self._cache)
         return counts
 
     def _admit(self, counts: Long, now: float) -> list[RowStart]:
@@ -205,7 +205,7 @@ class Scheduler:
         self._book.check()
         self._manager.check()
         assert np.all(self._rows.last_step < self._next_step)
-        assert list(self._begun) == list(range(self._committed + 1, self._next_step))
+        assert [step for step, _ in self._begun] == list(range(self._committed + 1, self._next_step))
 
 
 def _check_sizes(num_rows: int, max_tokens: int, whole_tokens: int) -> None:

@@ -1,0 +1,119 @@
+"""The loop: pipelining, faults, liveness and the records it leaves."""
+
+import numpy as np
+import pytest
+
+from ridgeline.base.errors import EngineDeadError
+from ridgeline.schedule.plan import StepPlan
+from ridgeline.schedule.request import Finish
+from ridgeline.spec.sampling import SamplingParams
+from tests.helpers_schedule import FakeExecutor, Harness, expected
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True)
+
+
+def test_the_pipeline_is_as_deep_as_the_executor_allows() -> None:
+    for depth in (1, 2, 3):
+        harness = Harness(depth=depth)
+        harness.add("a", [1, 2, 3], greedy(12))
+        harness.loop.launch()
+        assert harness.loop.stats()["num_in_flight"] == depth
+        harness.run()
+
+
+def test_without_a_cache_steps_do_not_overlap() -> None:
+    """The naive path feeds every known token, so the next step needs the last one's token on the host."""
+    harness = Harness(depth=3, cache=False, max_step_tokens=128)
+    harness.add("a", [1, 2, 3], greedy(12))
+    harness.loop.launch()
+    assert harness.loop.stats()["num_in_flight"] == 1
+    harness.run()
+
+
+def test_progress_counts_steps_and_idle_tells_the_end() -> None:
+    harness = Harness()
+    assert harness.loop.idle() and harness.loop.progress() == 0 and harness.step() == []
+    harness.add("a", [1, 2, 3], greedy(5))
+    assert harness.loop.has_work()
+    harness.run()
+    assert harness.loop.idle() and harness.loop.progress() == 5
+
+
+def test_a_failed_row_ends_alone_and_its_blocks_are_not_reused() -> None:
+    """The row's error is told; its batch goes on; the same prompt afterwards finds nothing of the failed
+    step."""
+    def fail(plan: StepPlan) -> list[int]:
+        return np.flatnonzero((plan.request == 1) & (plan.start == 0)).tolist()
+
+    harness = Harness(fail=fail)
+    harness.add("good", [1, 2, 3], greedy(9))
+    harness.add("bad", [4 + i for i in range(20)], greedy(9))
+    harness.run()
+    assert harness.finish_of("bad") is Finish.ERROR
+    assert harness.told["bad", 0].last.error == "broken on purpose"
+    assert harness.told["good", 0].tokens == expected([1, 2, 3], greedy(9), 1, 128)[0]
+    harness.add("again", [4 + i for i in range(20)], greedy(9))
+    harness.run()
+    assert harness.told["again", 0].last.num_cached == 0 and harness.finish_of("again") is Finish.LENGTH
+
+
+def test_a_failed_first_choice_does_not_take_the_others_along() -> None:
+    harness = Harness(fail=lambda plan: np.flatnonzero(plan.request == 0).tolist())
+    harness.add("a", [1, 2, 3, 4, 5, 6], SamplingParams(seed=1, max_tokens=4, ignore_eos=True, n=3))
+    harness.run()
+    assert harness.finish_of("a", 0) is Finish.ERROR
+    assert harness.finish_of("a", 1) is harness.finish_of("a", 2) is Finish.LENGTH
+
+
+def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on() -> None:
+    """Also with the next step in flight already, which holds placeholders of the failed one."""
+    harness = Harness(num_rows=2, blow_up=lambda plan: RuntimeError("kernel") if plan.step == 2 else None)
+    for i in range(4):
+        harness.add(str(i), [1 + i, 2, 3], greedy(6))
+    harness.run()
+    assert [harness.finish_of(str(i)) for i in range(2)] == [Finish.ERROR] * 2
+    assert harness.told["0", 0].last.error == "the step failed: RuntimeError: kernel"
+    assert [harness.finish_of(str(i)) for i in (2, 3)] == [Finish.LENGTH] * 2
+    assert sum(step.num_failed for step in harness.trace.steps) == 2
+
+
+def test_a_step_that_cannot_begin_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    harness.add("a", [1, 2, 3], greedy(6))
+    begin = FakeExecutor.begin
+    monkeypatch.setattr(FakeExecutor, "begin", lambda self, plan, now: 1 // 0)
+    harness.step()
+    monkeypatch.setattr(FakeExecutor, "begin", begin)
+    assert "ZeroDivisionError" in harness.told["a", 0].last.error
+    harness.add("b", [1, 2, 3], greedy(6))
+    harness.run()
+    assert harness.finish_of("b") is Finish.LENGTH
+
+
+def test_a_dead_executor_is_not_survived() -> None:
+    harness = Harness(blow_up=lambda plan: EngineDeadError("gone"))
+    harness.add("a", [1, 2, 3], greedy(6))
+    with pytest.raises(EngineDeadError):
+        harness.step()
+
+
+def test_every_step_and_request_leaves_a_record() -> None:
+    """Tokens by phase, pages, times: the records add up to what was computed and told."""
+    harness = Harness(num_pages=40, max_step_tokens=8)
+    for i in range(4):
+        harness.add(str(i), [1 + i] * (6 + 5 * i), greedy(5))
+    harness.run()
+    steps, requests = harness.trace.steps, harness.trace.requests
+    assert [step.step for step in steps] == list(range(len(steps)))
+    assert sum(step.num_tokens for step in steps) == sum(plan.num_tokens for plan in harness.executor.plans)
+    assert sum(step.num_sampled for step in steps) == 20 == sum(record.num_output for record in requests)
+    assert all(step.used_pages + step.free_pages <= 39 and step.floor_s is None for step in steps)
+    for record in requests:
+        assert record.arrived_s <= record.first_scheduled_s <= record.first_token_s <= record.finished_s
+        assert record.token_times_s[0] == record.first_token_s
+        assert record.token_times_s[-1] == record.finished_s
+    last = harness.told["3", 0].last
+    assert last.times_s["finished"] == requests[-1].finished_s and set(last.account) == {
+        "num_preemptions", "wasted_tokens"}
