@@ -8,8 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.norm_rope.reference import rms_norm
-from ridgeline.nn.linear import FusedMethod, LinearMethod, Weight, as_method
+from ridgeline.nn.linear import Weight, as_method, with_norm
 
 
 @runtime_checkable
@@ -43,16 +42,10 @@ class Head:
     """logits = final norm, product with the head's weight (the embedding's when tied), over the divisor."""
 
     def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float) -> None:
-        self._norm_H = norm_H
-        self._method: LinearMethod = as_method(weight)
-        self._eps = eps
+        self._project = with_norm(as_method(weight), norm_H, eps)
         self._divisor = divisor
 
     def __call__(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V]. Rows before prefill_from take the decode path of the weight."""
-        if isinstance(self._method, FusedMethod):
-            logits_SV = self._method.apply_norm(x_SH, self._norm_H, self._eps, prefill_from)
-        else:
-            logits_SV = self._method.apply(rms_norm(x_SH, self._norm_H, self._eps), prefill_from)
-        logits_SV = logits_SV.float()
-        return logits_SV if self._divisor == 1.0 else logits_SV / self._divisor
+        logits_SV = self._project(x_SH, prefill_from).float()
+        return logits_SV if self._divisor == 1.0 else logits_SV.div_(self._divisor)

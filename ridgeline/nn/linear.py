@@ -72,6 +72,13 @@ def as_method(weight: Weight) -> LinearMethod:
     return DenseMethod(weight) if isinstance(weight, Tensor) else weight
 
 
+def with_norm(method: LinearMethod, norm_K: Tensor, eps: float) -> Linear:
+    """apply(rms_norm(x)), in one pass where the weight can."""
+    if isinstance(method, FusedMethod):
+        return lambda x, prefill_from: method.apply_norm(x, norm_K, eps, prefill_from)
+    return lambda x, prefill_from: method.apply(rms_norm(x, norm_K, eps), prefill_from)
+
+
 def gated(gate_up_TN: Tensor, activation: str) -> Tensor:
     """activation(first half) * second half."""
     gate, up = gate_up_TN.chunk(2, -1)
@@ -92,16 +99,8 @@ class BlockParts:
         return lambda x, prefill_from: method.apply(x, prefill_from).add_(bias)
 
     def norm_linear(self, norm: str, name: str, eps: float) -> Linear:
-        norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)
-
-        def run(x_TK: Tensor, prefill_from: int) -> Tensor:
-            if isinstance(method, FusedMethod):
-                out = method.apply_norm(x_TK, norm_K, eps, prefill_from)
-            else:
-                out = method.apply(rms_norm(x_TK, norm_K, eps), prefill_from)
-            return out if bias is None else out.add_(bias)
-
-        return run
+        run, bias = with_norm(self._method(name), self.tensor(f"{norm}.weight"), eps), self._bias(name)
+        return run if bias is None else lambda x, prefill_from: run(x, prefill_from).add_(bias)
 
     def gated_linear(self, norm: str, name: str, eps: float, activation: str) -> Linear:
         norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)

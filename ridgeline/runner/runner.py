@@ -136,12 +136,12 @@ class LocalExecutor:
         if outcome.hidden_RH.shape[0] == 0:
             outcome.hidden_RH = hidden_RH.new_zeros(plan.num_rows, hidden_RH.shape[1])
         outcome.hidden_RH[torch.from_numpy(places)] = hidden_RH
-        finite = torch.isfinite(hidden_RH).all(1).tolist()
-        first = 0
-        for place, good, count in zip(places.tolist(), finite, part.count.tolist()):
-            if not good:
-                outcome.errors[place] = NOT_FINITE
-            elif found := self._prompt_logprobs(plan, place, x_TH[first: first + count]):
+        broken = places[torch.isfinite(hidden_RH).all(1).logical_not_().cpu().numpy()]
+        outcome.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
+        first = part.num_decodes  # a decode predicts no token of its prompt
+        for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
+            found = self._prompt_logprobs(plan, place, x_TH[first: first + count])
+            if found and place not in outcome.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
 
@@ -170,18 +170,18 @@ class LocalExecutor:
         """Of the prompt positions that this chunk's hidden states predict and that are still owed."""
         row, start = int(plan.row[place]), int(plan.start[place])
         request = self._rows.request(row)
+        if request.params.prompt_logprobs is None:
+            return []
         first = max(start + 1, int(self._rows.logprobs_from[row]))
         end = min(start + len(x_CH), len(request.prompt) - 1) + 1
-        if request.params.prompt_logprobs is None or first >= end:
-            return []
-        found = []
+        found: list[RowLogprobs] = []
         step = max(1, SLICE_BYTES // (4 * self._capacity.vocab_size))
         for low in range(first, end, step):
             high = min(low + step, end)
             logits_SV = self._model.logits(x_CH[low - 1 - start: high - 1 - start], 0)
             targets_S = torch.from_numpy(request.prompt[low:high].astype(np.int64)).to(x_CH.device)
             found += _logprobs(logits_SV, targets_S, [request.params.prompt_logprobs] * (high - low))
-        self._rows.logprobs_from[row] = end
+        self._rows.logprobs_from[row] = max(first, end)
         return list(zip(range(first, end), found))
 
 
