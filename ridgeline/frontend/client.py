@@ -88,10 +88,10 @@ class EngineClient:
         try:
             self.info = await self.ask("info")
         except RequestError as error:
-            await self.close()
+            await self.close(timeout_s=0.0)
             raise ConfigError(str(error)) from None
         except BaseException:
-            await self.close()
+            await self.close(timeout_s=0.0)
             raise
         self._tasks.append(asyncio.create_task(self._watch_progress()))
         return self

@@ -30,8 +30,8 @@ TEMPLATES = {
 
 """,
     "namespace": """{% set ns = namespace(first=true, last=-1) %}
-{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<r>') %}{% set ns.last = loop.index0
-%}{% endif %}{% endfor %}
+{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<r>') %}
+{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- macro turn(m, mark='|') -%}
 {{ mark }}{{ m.role | upper }}{{ mark }}{{ m.content.split('</t>')[-1].lstrip('\\n') }}
 {%- endmacro -%}
