@@ -33,6 +33,13 @@ size = positive(parse_bytes)
 seconds = positive(float)
 
 
+def word(text: str) -> str:
+    """A text that is not empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object; argparse shows the text of what is raised."""
     try:

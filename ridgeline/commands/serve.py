@@ -2,7 +2,7 @@
 
 import argparse
 
-from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds
+from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds, word
 
 HELP = "serve a model over an OpenAI-compatible HTTP API"
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     group.add_argument(
         "--api-key",
+        type=word,
         action="append",
         metavar="KEY",
         default=[],

@@ -75,15 +75,10 @@ class Job:
         prompt, choice = divmod(index, self.params.n)
         return self.generations[prompt].choices[choice]
 
-    async def run(self, clock: RequestClock, now: Callable[[], float]) -> AsyncGenerator[Piece, None]:
+    def run(self, clock: RequestClock, now: Callable[[], float]) -> AsyncGenerator[Piece, None]:
         """Deltas as they come. Closing it early aborts what still runs in the engine."""
-        if len(self.prompts) == 1:
-            sources = self._one(0, clock, now)
-        else:
-            sources = _merged([self._one(index, clock, now) for index in range(len(self.prompts))])
-        async with aclosing(sources):
-            async for piece in sources:
-                yield piece
+        sources = [self._one(index, clock, now) for index in range(len(self.prompts))]
+        return sources[0] if len(sources) == 1 else _merged(sources)
 
     async def _one(
         self, index: int, clock: RequestClock, now: Callable[[], float]

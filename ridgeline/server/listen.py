@@ -27,21 +27,20 @@ async def listen(running: Running, settings: ServerConfig, listener: socket.sock
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
     health = Health(running.client, WallClock(), settings.stall_s)
     app = build_app(running.api, health, keys=Keys(settings.api_keys), origins=settings.allowed_origins)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-        )
+    options = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
     )
+    server = _Server(options, banner(running, _url(settings.host, listener), keyed=bool(settings.api_keys)))
     tasks = [
         asyncio.create_task(health.watch()),
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
     ]
-    print(banner(running, _url(settings.host, listener), keyed=bool(settings.api_keys)), flush=True)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -51,7 +50,15 @@ async def listen(running: Running, settings: ServerConfig, listener: socket.sock
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: here a shutdown has an order."""
+    """uvicorn that says when it listens, and has no signal handlers: here a shutdown has an order."""
+
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self._greeting, flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

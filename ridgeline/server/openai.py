@@ -14,7 +14,7 @@ from ridgeline.server.admission import Admission
 from ridgeline.server.answers import to_json
 from ridgeline.server.chat import ChatForm
 from ridgeline.server.completions import CompletionForm
-from ridgeline.server.errors import as_request_error, error_body
+from ridgeline.server.errors import as_request_error, error_body, unsupported
 from ridgeline.server.form import Form
 from ridgeline.server.job import Engine, Job
 from ridgeline.server.metrics import Metrics, RequestClock
@@ -88,6 +88,10 @@ class OpenAI:
             self.served.text.need_tokenizer("stop")
 
     def _job(self, request: Generate, prompts: list[Prompt], params: SamplingParams, param: str) -> Job:
+        if request.priority and not self.served.takes_priority:
+            raise unsupported(
+                "priority", "this server takes requests as they come; start it with --policy priority"
+            )
         for prompt in prompts:
             check_fits(prompt, self.served, param)
         return Job(

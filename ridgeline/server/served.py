@@ -9,12 +9,14 @@ from ridgeline.server.answers import ModelCard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """vocab_size: token ids that a prompt may hold. max_request_tokens: prompt and output of one request that
-    the KV cache can hold. defaults: sampling values from the model's generation_config, by field name.
+    """takes_priority: the engine's policy looks at a request's priority. vocab_size: token ids that a prompt
+    may hold. max_request_tokens: prompt and output of one request that the KV cache can hold. defaults:
+    sampling values from the model's generation_config, by field name.
     """
 
     card: ModelCard
     vocab_size: int
     max_request_tokens: int
     text: TextLayer
+    takes_priority: bool = False
     defaults: Mapping[str, float] = field(default_factory=dict)

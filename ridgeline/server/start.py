@@ -95,6 +95,7 @@ def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], na
         vocab_size=info["vocab_size"],
         max_request_tokens=info["max_request_tokens"],
         text=text,
+        takes_priority=info["policy"] == "priority",
         defaults=checkpoint.sampling_defaults,
     )
 

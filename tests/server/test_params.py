@@ -49,6 +49,7 @@ REFUSED_EITHER: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": 5}, "cache_salt"),
     ({"priority": "high"}, "priority"),
+    ({"priority": 1}, "priority"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),

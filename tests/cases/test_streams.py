@@ -1,0 +1,95 @@
+"""C-12 and C-13: usage in streams, and clients that vanish."""
+
+import asyncio
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.process import Server
+
+pytestmark = pytest.mark.anyio
+TWENTY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Tell me a story."}], "n": 2, "max_tokens": 20,
+    "ignore_eos": True,
+}  # fmt: skip
+
+
+# ---- C-12
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_c12_no_usage_unless_asked(server: Server, options: Any) -> None:
+    body = TWENTY if options is None else TWENTY | {"stream_options": options}
+    assert not any(event.get("usage") for event in server.events("/v1/chat/completions", body))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_c12_usage_in_one_last_chunk(server: Server, path: str) -> None:
+    body = dict(TWENTY) if "chat" in path else {**TWENTY, "prompt": ["Tell me", "A story"]}
+    if "chat" not in path:
+        del body["messages"]
+    events = server.events(path, body | {"stream_options": {"include_usage": True}})
+    assert all(event.get("usage") is None and event["choices"] for event in events[:-1])
+    assert events[-1]["choices"] == []
+    whole = server.post(path, body | {"temperature": 0}).json()["usage"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert events[-1]["usage"][name] == whole[name]
+    assert whole["completion_tokens"] == (40 if "chat" in path else 80)
+
+
+# ---- C-13
+
+
+async def _open_stream(server: Server, index: int) -> Any:
+    """A raw connection that has received its first event."""
+    where = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    body = json.dumps(
+        {"prompt": [5 + index, 6], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    ).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
+    await reader.readuntil(b"data: {")
+    return writer
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["close", "reset"])
+async def test_c13_all_clients_vanish_at_once(server: Server, hard: bool) -> None:
+    writers = await asyncio.gather(*(_open_stream(server, index) for index in range(16)))
+    assert (await asyncio.to_thread(server.metrics))["vllm:num_requests_running"] == 16
+    for writer in writers:
+        if hard:
+            writer.transport.abort()
+        else:
+            writer.close()
+    await asyncio.to_thread(server.idle, 5.0)
+    before = server.metrics()
+    await asyncio.sleep(1.0)
+    after = server.metrics()
+    assert before["vllm:generation_tokens_total"] == after["vllm:generation_tokens_total"]
+    assert before["ridgeline:engine_steps_total"] == after["ridgeline:engine_steps_total"]
+
+
+def test_c13_the_first_token_histogram_tells_the_truth(server: Server) -> None:
+    """What the server counts is what a client measures."""
+    name = "vllm:time_to_first_token_seconds"
+    before, spent = server.metrics(), 0.0
+    for index in range(20):
+        body = {"prompt": [5, 6, 7 + index] * 60, "max_tokens": 2, "ignore_eos": True, "stream": True}
+        began = time.monotonic()
+        with server.http.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+            spent += time.monotonic() - began
+            answer.read()
+    after = server.metrics()
+    buckets = [(float(k.rpartition("|")[2]), v) for k, v in after.items() if k.startswith(f"{name}_bucket|")]
+    assert [v for _, v in buckets] == sorted(v for _, v in buckets)
+    assert buckets[-1][1] == after[f"{name}_count"] and buckets[-2][0] >= 60
+    assert buckets[0][1] < after[f"{name}_count"]
+    assert after[f"{name}_count"] - before[f"{name}_count"] == 20
+    assert after[f"{name}_sum"] - before[f"{name}_sum"] == pytest.approx(spent, rel=0.2)

@@ -1,0 +1,163 @@
+"""Protects the command line: its frozen flags, its file, its speed, and errors of one line."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.cli import build_parser, main
+from ridgeline.commands.flags import engine_config
+
+ENGINE = {
+    "--tokenizer", "--chat-template", "--revision", "--load-format", "--dtype", "--hf-overrides",
+    "--quantization", "--max-model-len", "--kv-cache-bytes", "--kv-cache-dtype", "--block-tokens",
+    "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy", "--device",
+    "--threads", "--seed", "--trace-file", "--no-progress",
+}  # fmt: skip
+SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
+FLAGS = {
+    "serve": ENGINE | {
+        "--host", "--port", "--api-key", "--allowed-origin", "--served-model-name", "--shutdown-timeout",
+        "--stall-timeout", "--config",
+    },
+    "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
+    "complete": ENGINE | SAMPLING,
+    "run-batch": ENGINE,
+    "bench": ENGINE | {
+        "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
+    },
+    "doctor": ENGINE,
+    "version": set(),
+}  # fmt: skip
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def test_the_list_of_flags_is_frozen() -> None:
+    """A flag is a promise: adding one is a decision that this list records."""
+    found = {
+        name: {flag for a in parser._actions for flag in a.option_strings} - {"-h", "--help"}
+        for name, parser in _commands().items()
+    }
+    assert found == FLAGS
+
+
+def test_every_flag_explains_itself() -> None:
+    bare = [
+        f"{name} {action.option_strings}"
+        for name, parser in _commands().items()
+        for action in parser._actions
+        if not action.help and action.choices is None
+    ]
+    assert not bare, bare
+
+
+def test_flags_become_the_engines_settings() -> None:
+    config = engine_config(build_parser().parse_args([
+        "serve", "some/model", "--kv-cache-bytes", "2GiB", "--max-model-len", "32k", "--no-prefix-caching",
+        "--no-cache", "--hf-overrides", '{"rope_scaling": null}', "--no-progress", "--threads", "3",
+    ]))  # fmt: skip
+    assert (
+        config.model == "some/model" and config.kv_cache_bytes == 2 * 2**30 and config.max_model_len == 32768
+    )
+    assert not config.prefix_caching and not config.cache and not config.progress and config.threads == 3
+    assert config.hf_overrides == {"rope_scaling": None}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--max-num-seqs", "0"],
+        ["--kv-cache-bytes", "lots"],
+        ["--kv-cache", "1GB"],
+        ["--no-such-flag"],
+        ["--dtype", "int3"],
+        ["--hf-overrides", "[]"],
+        ["--stall-timeout", "-1"],
+        ["--api-key", ""],
+    ],
+)
+def test_wrong_flags_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", *words])
+    assert left.value.code == 2 and words[0] in capsys.readouterr().err
+
+
+def _parsed(
+    tmp_path: Path, text: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> argparse.Namespace:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr("ridgeline.commands.serve.run", lambda args: seen.append(args) or 0)
+    assert main(["serve", "--config", str(file), *words]) == 0
+    return seen[0]
+
+
+def test_the_file_gives_flags_and_the_command_line_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "model: file-model\nport: 9\nmax_num_seqs: 7\nkv-cache-bytes: 1GiB\nno-prefix-caching: true\n"
+        "no-cache: false\napi-key: [a, b]\nserved-model-name: -dash\n"
+    )
+    args = _parsed(tmp_path, text, ["--port", "10"], monkeypatch)
+    assert args.model == "file-model" and args.port == 10 and args.max_num_seqs == 7
+    assert args.kv_cache_bytes == 2**30 and not args.prefix_caching and args.cache
+    assert args.api_key == ["a", "b"] and args.served_model_name == "-dash"
+    assert _parsed(tmp_path, text, ["cli-model"], monkeypatch).model == "cli-model"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max-num-sequences: 5", "did you mean 'max-num-seqs'"),
+        ("config: other.yaml", "no flag"),
+        ("no-cache: 5", "true or false"),
+        ("port: true", "cannot be"),
+        ("port: {a: 1}", "cannot be"),
+        ("- a\n- b", "expected lines"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_mistakes_in_the_file_are_errors(
+    tmp_path: Path, text: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    assert main(["serve", "--config", str(file)]) == 2
+    message = capsys.readouterr().err
+    assert says in message and str(file) in message and message.count("\n") == 1
+
+
+def test_a_missing_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", "/nowhere.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("ridgeline serve: error: --config /nowhere.yaml")
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise ConfigError("that cannot be")
+
+    monkeypatch.setattr("ridgeline.commands.doctor.run", fail)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "ridgeline doctor: error: that cannot be\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"], ["serve", "--help"]])
+def test_no_command_loads_torch_to_say_what_it_is(words: list[str]) -> None:
+    script = (
+        f"import sys; from ridgeline.cli import main\n"
+        f"try: main({words!r})\n"
+        f"finally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr

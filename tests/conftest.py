@@ -1,0 +1,23 @@
+"""What several rooms share: one real server on the default model, started when a test first asks for it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.process import Server, serving
+
+
+@pytest.fixture(scope="session")
+def default_server() -> Iterator[Server]:
+    """`ridgeline serve` as a newcomer starts it, with room for 50 clients at once."""
+    with serving("--max-num-seqs", "64") as server:
+        yield server
+
+
+@pytest.fixture
+def server(default_server: Server) -> Iterator[Server]:
+    """The default server; after the test nothing of it may be left in the engine, and it answers as before."""
+    default_server.probe()
+    yield default_server
+    default_server.idle()
+    default_server.probe()
