@@ -1,6 +1,7 @@
 """`ridgeline bench latency | throughput | probe`: the engine in this process, beside the floor of its steps.
 
-The floor is made of rates measured in the same run. Rounds get fresh prompts; a short round warms up before.
+The floor is made of rates measured before and after in the same run, the better of the two. Rounds get fresh
+prompts; a short round warms up before.
 """
 
 import json
@@ -12,7 +13,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RingTrace
 from ridgeline.bench.drive import Driver, Prompts, Round, Shape
-from ridgeline.bench.probe import probe_machine
+from ridgeline.bench.probe import better, probe_machine
 from ridgeline.bench.report import Report, summarize
 from ridgeline.bench.tables import step_table
 from ridgeline.engine.build import Engine, build_engine
@@ -84,10 +85,12 @@ def _shape(args: BenchArgs) -> Shape | None:
 
 
 def _measure(args: BenchArgs, engine: Engine, driver: Driver, shape: Shape) -> str:
-    machine = probe_machine("this run", step_bytes(engine.account))
+    before = probe_machine("this run", step_bytes(engine.account))
     driver.run(Shape(num_requests=shape.concurrency, concurrency=shape.concurrency,
                      prompt_tokens=shape.prompt_tokens, output_tokens=WARM_UP_TOKENS))
-    report = _report(args.what, engine, machine, shape, driver.run(shape))
+    done = driver.run(shape)
+    machine = better(before, probe_machine("this run", step_bytes(engine.account)))
+    report = _report(args.what, engine, machine, shape, done)
     return json.dumps(report.as_json(), allow_nan=False) if args.json else report.text()
 
 

@@ -6,6 +6,7 @@ what the machine can do, and other load only takes away.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,7 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 READ_BYTES = 256 * MIB  # far beyond the caches
 _COLUMNS = 4096
 _SIZES = (256, 512, 1024, 2048)
-_BUDGET_S = 0.3  # of one measurement
+_BUDGET_S = 0.15  # of one measurement
+_LONG_S = 0.15  # a product that takes longer is the last size tried
 _RUNS = 3  # at the least
 
 
@@ -48,12 +50,18 @@ def matmul_rate(dtype: str) -> float:
     """FLOP/s of the best square product in `dtype`; larger sizes are left out where a product takes long."""
     best = 0.0
     for size in _SIZES:
-        flops = 2.0 * size**3
-        if best and flops / best > _BUDGET_S:
-            break
         a, b = (torch.randn(size, size).to(DTYPES[dtype]) for _ in range(2))
-        best = max(best, flops / _seconds(partial(torch.mm, a, b)))
+        seconds = _seconds(partial(torch.mm, a, b))
+        best = max(best, 2.0 * size**3 / seconds)
+        if seconds > _LONG_S:
+            break
     return best
+
+
+def better(one: MachineProfile, other: MachineProfile) -> MachineProfile:
+    """Two probes of a machine as one: the higher of each rate, the rest from the first."""
+    rates = {dtype: max(rate, other.flops_per_s[dtype]) for dtype, rate in one.flops_per_s.items()}
+    return replace(one, read_bytes_per_s=max(one.read_bytes_per_s, other.read_bytes_per_s), flops_per_s=rates)
 
 
 def probe_machine(name: str, model_bytes: int | None = None) -> MachineProfile:

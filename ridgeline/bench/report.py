@@ -114,6 +114,9 @@ class Report:
             points = "  ".join(f"{p} {_seconds(s)}" for p, s in times[name].items())
             lines.append(f"  {name.upper():4}   {points}")
         lines += ["", *_steps_text("decode", self.decode), *_steps_text("prefill", self.prefill)]
+        if any(steps.share > 1 for steps in (self.decode, self.prefill) if steps is not None):
+            lines.append("  a floor above what was measured: other load held the machine's own rates down; "
+                         "run it on an idle machine")
         return "\n".join(lines)
 
 
@@ -128,9 +131,9 @@ def _steps_json(steps: StepsSummary | None) -> dict[str, float] | None:
 def _steps_text(name: str, steps: StepsSummary | None) -> list[str]:
     if steps is None:
         return [f"  {name:8}no step was of this kind alone"]
-    return [f"  {name:8}{steps.tokens} tokens a step: {_seconds(steps.measured_s)} measured, "
-            f"{_seconds(steps.floor_s)} floor ({steps.share:.0%} of the measured time); "
-            f"reads {format_bytes(steps.read_bytes)}, {steps.flops / 1e9:.3g} GFLOP; {steps.tok_s:.4g} tok/s"]
+    return [f"  {name:8}{steps.tok_s:.4g} tok/s; a step of {steps.tokens}: {_seconds(steps.measured_s)} "
+            f"measured, floor {_seconds(steps.floor_s)} ({steps.share:.0%} of it), reads "
+            f"{format_bytes(steps.read_bytes)}, computes {steps.flops / 1e9:.3g} GFLOP"]
 
 
 def _seconds(seconds: float) -> str:
