@@ -94,8 +94,10 @@ def _step_tokens(config: EngineConfig, max_model_len: int, startup: Startup) -> 
         return startup.choose(
             name, max(max_model_len, config.max_num_seqs), "without a cache a step holds whole contexts"
         )
-    if config.max_num_seqs > STEP_TOKENS:
-        return startup.choose(name, config.max_num_seqs, "one token for each sequence")
+    if 2 * config.max_num_seqs > STEP_TOKENS:
+        return startup.choose(
+            name, 2 * config.max_num_seqs, "half of it for prompts while every sequence decodes"
+        )
     return startup.choose(name, STEP_TOKENS, "large enough for fast prefill, short enough for steady streams")
 
 

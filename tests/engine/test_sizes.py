@@ -49,9 +49,9 @@ def test_given_numbers_are_kept() -> None:
 
 
 def test_steps_without_a_cache_and_with_many_sequences() -> None:
-    """The naive path computes whole contexts; a step has room for one token of every sequence."""
+    """The naive path computes whole contexts; prompts find room beside every sequence's token."""
     assert decide(cache=False, max_model_len=4096)[0].max_num_batched_tokens == 4096
-    assert decide(max_num_seqs=800)[0].max_num_batched_tokens == 800
+    assert decide(max_num_seqs=800)[0].max_num_batched_tokens == 1600
 
 
 @pytest.mark.parametrize("config", [
