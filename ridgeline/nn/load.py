@@ -8,6 +8,7 @@ bytes of a row.
 import math
 import mmap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ from ridgeline.spec.model import ModelSpec
 
 Weights = dict[str, Tensor | Packed]
 Policy = Callable[[str, ParamSpec], Packing[Packed | Tensor]]
-_SLICE_ELEMENTS = 1 << 15  # decoded at a time: stays in a cache, and is below what torch splits over threads
+# A slice of a tensor: decoded ones stay in a core's cache and below what torch splits over threads.
+_DECODED_ELEMENTS, _COPIED_ELEMENTS = 1 << 15, 1 << 22
 
 
 def dense(dtype: torch.dtype) -> Policy:
@@ -49,11 +51,12 @@ def load_weights(checkpoint: Checkpoint, policy: Policy, *, device: str | torch.
     """
     device = torch.device(device)
     jobs = list(_jobs(checkpoint.spec, policy))
-    reader = RandomWeights(seed) if checkpoint.dummy else _Files(checkpoint)
     costly = {name: packing.key for name, _, packing, _ in jobs if packing.cached}
     weights: Weights = {}
     with (RepackCache(None if checkpoint.dummy else cache_dir, checkpoint, costly) as cache,
+          ThreadPoolExecutor(torch.get_num_threads(), "decode") as pool,
           Progress("loading weights", sum(job[1].num_elements for job in jobs), shown=progress) as bar):
+        reader = RandomWeights(seed) if checkpoint.dummy else _Files(checkpoint, pool)
         kept = cache.load()
         for name, param, packing, source in jobs:
             if name in kept:
@@ -84,14 +87,16 @@ def _jobs(spec: ModelSpec, policy: Policy) -> Iterator[tuple[str, ParamSpec, Pac
 class _Files:
     """The mapped files of a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, pool: ThreadPoolExecutor) -> None:
         self._checkpoint = checkpoint
+        self._pool = pool
         self._maps: dict[Path, mmap.mmap] = {}
 
     def weight(self, name: str, param: ParamSpec, source: str) -> SourceWeight:
         tensors = self._checkpoint.tensors
         parts = [(part, tensors[part.name]) for part in self._checkpoint.sources[source].parts]
-        return _FileWeight(name, param, [(part, tensor, self._rows(tensor)) for part, tensor in parts])
+        mapped = [(part, tensor, self._rows(tensor)) for part, tensor in parts]
+        return _FileWeight(name, param, mapped, self._pool)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """[R, B] view of the mapped file."""
@@ -105,10 +110,11 @@ class _FileWeight:
     """A SourceWeight of mapped tensors."""
 
     def __init__(self, name: str, param: ParamSpec,
-                 parts: list[tuple[Part, StoredTensor, NDArray[np.uint8]]]) -> None:
+                 parts: list[tuple[Part, StoredTensor, NDArray[np.uint8]]], pool: ThreadPoolExecutor) -> None:
         self.name = name
         self.param = param
         self._parts = parts
+        self._pool = pool
 
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
         """See SourceWeight. Rows that have to be put in order are copied, others are views."""
@@ -128,23 +134,25 @@ class _FileWeight:
         out = torch.empty(self.param.shape, dtype=dtype, device=device)
         start = 0
         for part, tensor, raw_RB in self._parts:
-            _fill(out[start:start + tensor.rows] if tensor.shape else out, part, tensor, raw_RB)
+            self._fill(out[start:start + tensor.rows], part, tensor, raw_RB)
             start += tensor.rows
         return out
 
+    def _fill(self, out: Tensor, part: Part, tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> None:
+        """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several
+        threads."""
+        order = np.array(row_order(tensor.rows, part.interleaved_heads)) if part.interleaved_heads else None
+        elements = _DECODED_ELEMENTS if tensor.quantized else _COPIED_ELEMENTS
+        step = max(1, elements * tensor.rows // out.numel())
 
-def _fill(out: Tensor, part: Part, tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> None:
-    """Decode one tensor into its rows of a weight, a slice at a time."""
-    order = np.array(row_order(tensor.rows, part.interleaved_heads)) if part.interleaved_heads else None
-    step = max(1, _SLICE_ELEMENTS * tensor.rows // out.numel())
-    if order is None and not tensor.quantized:
-        step = tensor.rows  # a view of the file: nothing is decoded
-    for begin in range(0, tensor.rows, step):
-        rows = slice(begin, begin + step)
-        values = decode(tensor, raw_RB[rows] if order is None else raw_RB[order[rows]])
-        out[rows].copy_(values) if tensor.shape else out.copy_(values)
-    if not math.isfinite(out.sum(dtype=torch.float32).item()) and not torch.isfinite(out).all():
-        raise _not_finite(tensor)
+        def one(begin: int) -> None:
+            rows = slice(begin, begin + step)
+            to = out[rows].copy_(decode(tensor, raw_RB[rows] if order is None else raw_RB[order[rows]]))
+            if not math.isfinite(to.sum(dtype=torch.float32).item()) and not torch.isfinite(to).all():
+                raise _not_finite(tensor)
+
+        for _ in (self._pool.map if tensor.quantized else map)(one, range(0, tensor.rows, step)):
+            pass
 
 
 def _not_finite(tensor: StoredTensor) -> CheckpointError:

@@ -46,7 +46,7 @@ class SourceWeight(Protocol):
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
         """The stored blocks, one entry a checkpoint tensor, in row order; all scales are finite.
 
-        None when the weight is not stored in blocks.
+        Entries may differ in kind. None when a part is stored in plain numbers or in blocks of a rarer kind.
         """
         ...
 
