@@ -15,6 +15,7 @@ from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
+from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.machine import available_bytes, num_cores
 from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
 from ridgeline.engine.sizes import decide_sizes, decide_threads
@@ -138,6 +139,7 @@ def _capacity(config: EngineConfig, spec: ModelSpec, numerics: Numerics, startup
         max_step_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         vocab_size=spec.vocab_size,
+        prompt_borders=prompt_borders(spec, sizes.max_model_len),
     )
 
 

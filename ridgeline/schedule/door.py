@@ -1,6 +1,7 @@
 """The door: what can never run is refused here, before it holds anything; what may run becomes one Request a
 choice."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,13 +27,14 @@ class Door:
     """The limits of one engine. All in tokens; prompt and output of one request together for the last two.
 
     max_model_len: the context. max_request_tokens: the most that the cache can hold of one request alone (at
-    most max_model_len). eos_token_ids: what ends a text unless ignore_eos.
+    most max_model_len). eos_token_ids: what ends a text unless ignore_eos. prompt_borders: see Capacity.
     """
 
     vocab_size: int
     max_model_len: int
     max_request_tokens: int
     eos_token_ids: tuple[int, ...]
+    prompt_borders: tuple[int, ...] = ()
 
     def check(self, new: NewRequest) -> None:
         """RequestError, with the field at fault and the numbers in its text, when the request can never
@@ -75,11 +77,13 @@ class Door:
         room = self.max_request_tokens - len(new.prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         prompt = np.asarray(new.prompt, np.int32)
+        side = bisect_left(self.prompt_borders, len(prompt))
+        salt = f"{new.cache_salt}\0{side}" if side else new.cache_salt
         return [
             Request(
                 number=first_number + choice, id=new.id, choice=choice, params=params,
                 seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt, tokens=prompt.tolist(),
-                stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=new.cache_salt,
+                stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
                 tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt),
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
                 prompt_logprobs_from=1 if choice == 0 and params.prompt_logprobs is not None else len(prompt))

@@ -10,8 +10,12 @@ from ridgeline.spec.cache import CacheLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor offers, fixed for its life. num_pages counts page 0, which is never given out (the
-    null page)."""
+    """What an executor offers, fixed for its life.
+
+    num_pages counts page 0, which is never given out (the null page). prompt_borders: ascending prompt
+    lengths past which cached entries are computed otherwise (rotary embeddings that scale by length); prompts
+    share a prefix only when no border lies between their lengths.
+    """
 
     layout: CacheLayout
     num_pages: int
@@ -19,6 +23,7 @@ class Capacity:
     max_step_tokens: int
     max_model_len: int
     vocab_size: int
+    prompt_borders: tuple[int, ...] = ()
 
 
 class Executor(Protocol):

@@ -1,6 +1,9 @@
 """Rotary embedding as data; the mathematics is in this room's module."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ridgeline.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +33,17 @@ class RopeSpec:
     attention_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+    def prompt_borders(self, max_model_len: int) -> Sequence[int]:
+        """Ascending prompt lengths past which the keys of a prompt are rotated otherwise: two prompts may
+        share cached keys only when no border is below the length of one and not of the other."""
+        if self.kind == "longrope":
+            return (self.original_max_position or self.max_position,)
+        return range(self.max_position, max_model_len) if self.kind == "dynamic" else ()
+
+
+def prompt_borders(spec: ModelSpec, max_model_len: int) -> tuple[int, ...]:
+    """RopeSpec.prompt_borders of all of a model's blocks together; () for most models."""
+    ropes = {getattr(block, "rope", None) for layer in spec.layers for _, block in layer.blocks}
+    found = (rope.prompt_borders(max_model_len) for rope in ropes if isinstance(rope, RopeSpec))
+    return tuple(sorted({border for borders in found for border in borders}))
