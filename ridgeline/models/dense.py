@@ -43,17 +43,17 @@ class Dense:
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
         config.inert(INERT)
-        num_layers, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
+        num_layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
         eps = config.number("rms_norm_eps", self.norm_eps)
-        max_position = config.integer("max_position_embeddings", self.max_position)
+        max_position = config.size("max_position_embeddings", self.max_position)
         attention = self._attention(config, hidden, eps, max_position)
         mlp = self._mlp(config, hidden, eps)
-        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window, max_position)), ("mlp", mlp)))
+        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window)), ("mlp", mlp)))
                        for window in self._windows(config, num_layers))
         pad = config.token_ids("pad_token_id")
         bos = config.token_ids("bos_token_id")
         spec = ModelSpec(
-            family=self.name, hidden_size=hidden, vocab_size=config.integer("vocab_size"), norm_eps=eps,
+            family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
             max_position=reach(attention.rope), tied_embeddings=config.flag("tie_word_embeddings", False),
             layers=layers, dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
             bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
@@ -107,7 +107,7 @@ class Dense:
         return _wanted(spec, found)
 
     def _attention(self, config: ConfigReader, hidden: int, eps: float, max_position: int) -> AttentionSpec:
-        num_heads = config.integer("num_attention_heads")
+        num_heads = config.size("num_attention_heads")
         num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
             raise config.refuse("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
@@ -124,7 +124,7 @@ class Dense:
         if activation not in ("silu", "swish"):
             raise config.refuse("hidden_act", "not supported in this family: silu is")
         bias = config.flag("mlp_bias", False) if self.mlp_bias is None else self.mlp_bias
-        return MlpSpec(hidden_size=hidden, intermediate_size=config.integer("intermediate_size"),
+        return MlpSpec(hidden_size=hidden, intermediate_size=config.size("intermediate_size"),
                        norm_eps=eps, bias=bias)
 
     def _windows(self, config: ConfigReader, num_layers: int) -> list[int | None]:
@@ -146,9 +146,11 @@ class Dense:
         return [size if kind == "sliding_attention" else None for kind in kinds]
 
 
-def _windowed(attention: AttentionSpec, window: int | None, max_position: int) -> AttentionSpec:
+def _windowed(attention: AttentionSpec, window: int | None) -> AttentionSpec:
     """A window that no sequence can outgrow is full attention."""
-    return attention if window is None or window >= max_position else replace(attention, window_tokens=window)
+    if window is None or window >= reach(attention.rope):
+        return attention
+    return replace(attention, window_tokens=window)
 
 
 def _blocks(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:

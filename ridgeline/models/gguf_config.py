@@ -28,9 +28,9 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     embed = file.tensors.get("token_embd.weight")
     if embed is None:
         raise CheckpointError(f"{file.path}: tensor token_embd.weight is missing: this is no language model")
-    heads = reader.integer("attention.head_count")
-    hidden = reader.integer("embedding_length")
-    head_dim = reader.integer("attention.key_length", hidden // heads)
+    heads = reader.size("attention.head_count")
+    hidden = reader.size("embedding_length")
+    head_dim = reader.size("attention.key_length", hidden // heads)
     if reader.integer("attention.value_length", head_dim) != head_dim:
         raise reader.refuse("attention.value_length", f"not supported: differs from key_length {head_dim}")
     if reader.optional_integer("expert_count"):

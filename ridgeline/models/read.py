@@ -44,6 +44,13 @@ class ConfigReader:
             raise self._absent(name)
         return value
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least one."""
+        value = self.integer(name, default)
+        if value < 1:
+            raise self._wrong(name, value, "at least 1")
+        return value
+
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         """A whole number, or None when the field is None; the default only when it is absent."""
         value = self._take(name, default)

@@ -60,6 +60,7 @@ def test_unknown_fields_are_refused_unless_none_or_false() -> None:
     [
         ("hidden_size", "64", "hidden_size = '64' should be a whole number"),
         ("hidden_size", None, "field hidden_size is missing"),
+        ("num_attention_heads", 0, "should be at least 1"),
         ("rms_norm_eps", "x", "should be a number"),
         ("tie_word_embeddings", "yes", "should be true or false"),
         ("eos_token_id", "</s>", "a token id or a list"),
