@@ -6,6 +6,7 @@ later `commit` (take tokens, end requests). plan(n + 1) may come before commit(n
 sampled are placeholders, and what n then ends is trimmed.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ class Scheduler:
                  cache: bool = True) -> None:
         self._cache = cache
         self._manager = manager
+        self._num_pages = capacity.num_pages - 1
         self._max_tokens = min(max_num_batched_tokens, capacity.max_step_tokens)
         self._rows = Rows(min(max_num_seqs, capacity.num_rows))
         _check_sizes(self._rows.size, self._max_tokens, 0 if cache else capacity.max_model_len)
         most = manager.largest_request(capacity.max_model_len) if cache else _largest_whole(capacity)
+        if most < 2:
+            raise ConfigError(f"a KV cache of {capacity.num_pages - 1} pages cannot hold a prompt token and "
+                              "an answer: set a larger kv_cache_bytes")
         self._door = Door(vocab_size=capacity.vocab_size, max_model_len=capacity.max_model_len,
-                          max_request_tokens=most, eos_token_ids=tuple(eos_token_ids))
+                          max_request_tokens=most, eos_token_ids=tuple(eos_token_ids),
+                          prompt_borders=capacity.prompt_borders)
         self._book = Book(rows=self._rows, manager=manager, policy=policy, door=self._door, index=cache,
                           seed=seed)
         self._memory = Memory(rows=self._rows, book=self._book, manager=manager, policy=policy,
@@ -186,12 +192,14 @@ class Scheduler:
                     num_preemptions=self._book.counters.num_preemptions)
 
     def stats(self) -> dict[str, int | float | dict[str, int]]:
-        """Gauges and counters; counts are since the start."""
+        """Gauges and counters; counts are since the start. num_pages: of the arena, the null page left out;
+        those neither used nor free wait for a step in flight."""
         counters, manager = self._book.counters, self._manager
         return {
             "num_running": self._rows.num_running, "num_waiting": self._book.num_waiting,
             "kv_usage": manager.usage, "num_used_pages": manager.num_used_pages,
-            "num_free_pages": manager.num_free_pages, "num_steps": self._committed + 1,
+            "num_free_pages": manager.num_free_pages, "num_pages": self._num_pages,
+            "num_steps": self._committed + 1,
             "num_requests": counters.num_requests, "num_preemptions": counters.num_preemptions,
             "num_prompt_tokens": counters.num_prompt_tokens, "num_cached_tokens": counters.num_cached_tokens,
             "num_generated_tokens": counters.num_generated_tokens,
@@ -222,7 +230,8 @@ def _check_sizes(num_rows: int, max_tokens: int, whole_tokens: int) -> None:
 def _largest_whole(capacity: Capacity) -> int:
     """The largest request whose every token has a page at once: what the naive path writes in each step."""
     sizes = [group.tokens_per_page for group in capacity.layout.groups if group.tokens_per_page]
-    most = capacity.max_model_len
-    while most and sum(-(-most // size) for size in sizes) >= capacity.num_pages:
-        most -= 1
-    return most
+
+    def pages(num_tokens: int) -> int:
+        return sum(-(-num_tokens // size) for size in sizes)
+
+    return bisect_right(range(1, capacity.max_model_len + 1), capacity.num_pages - 1, key=pages)

@@ -31,7 +31,7 @@ class Taker:
         plain = good & ~rows.slow
         quick = plain & (took == 1) & (self._book.stops[token] == 0) & (rows.known < rows.end)
         outputs = self._take_quick(quick, token, now)
-        slow = taken.takes & ~quick & ~(plain & (took == 0))
+        slow = taken.takes & ~quick & ~(plain & ~taken.samples)
         if slow.any():
             first = np.cumsum(result.num_new) - result.num_new
             for index in np.flatnonzero(slow[plan.row]).tolist():
@@ -67,6 +67,7 @@ class Taker:
             book.finish(request, Finish.ERROR, now)
             return request.news(error=result.errors.get(index, "the step failed"))
         owed = request.prompt_logprobs_from  # a prompt that is computed again brings them again
+        assert tokens or not plan.sample[index], "a row that samples brings a token or an error"
         scores = tuple(score for score in result.prompt_logprobs.get(index, ()) if score[0] >= owed)
         if scores:
             request.prompt_logprobs_from = scores[-1][0] + 1

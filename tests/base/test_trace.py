@@ -8,7 +8,8 @@ from ridgeline.base.trace import JsonlTrace, RequestRecord, RingTrace, StepRecor
 
 STEP = StepRecord(
     step=3, num_decodes=2, num_chunks=1, prefill_tokens=30, num_sampled=2, context_tokens=90, running=3,
-    waiting=1, used_pages=7, free_pages=20, num_copies=0, num_preemptions=0, num_failed=0, begun_s=1.0, started_s=1.25,
+    waiting=1, used_pages=7, free_pages=20, num_copies=0,
+    num_preemptions=0, num_failed=0, begun_s=1.0, started_s=1.25,
     finished_s=1.5, plan_s=0.001, commit_s=0.002, planned_s=None, measured_s=0.25, floor_s=0.125)
 REQUEST = RequestRecord(
     id="a", choice=0, priority=0, tenant="t", num_prompt=5, num_cached=4, num_output=2, finish="stop",

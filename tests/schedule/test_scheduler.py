@@ -101,6 +101,13 @@ def test_a_step_too_small_to_advance_everybody_is_refused(cache: bool, tokens: i
                   max_num_batched_tokens=tokens, max_num_seqs=8)
 
 
+def test_a_cache_that_holds_no_request_is_refused_at_start() -> None:
+    executor = FakeExecutor(layout_of("mixed"), 2)
+    with pytest.raises(ConfigError, match=r"a KV cache of 1 pages .* larger kv_cache_bytes"):
+        Scheduler(executor.capacity(), KVManager(executor.layout, 2), POLICIES["fcfs"](),
+                  max_num_batched_tokens=64, max_num_seqs=8)
+
+
 # ---- one step ahead
 
 

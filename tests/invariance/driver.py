@@ -1,0 +1,184 @@
+"""Runs jobs through the real scheduler, cache manager and runner on a tiny float32 model, and compares texts.
+
+A difference between two runs is a near tie only if, where they first differ, the two tokens' scores
+(log-probability over temperature, plus the seed's noise) lie within 1e-3 of each other in both runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from ridgeline.base.clock import WallClock
+from ridgeline.kv.manager import KVManager
+from ridgeline.nn.build import Model, build_model
+from ridgeline.runner.noise import gumbel
+from ridgeline.runner.runner import LocalExecutor
+from ridgeline.schedule.door import mix_seed
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.plan import RowLogprobs
+from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.request import NewRequest
+from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.sampling import SamplingParams
+from tests.helpers import tiny_spec, tiny_weights
+
+NEAR = 1e-3
+MOST_EXCUSED = 0.02
+MODELS: dict[str, tuple[int | None, ...]] = {"dense": (None,), "mixed": (None, 9)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    at: int = 0
+
+    def alone(self, choice: int) -> "Job":
+        """The same choice as a request of its own."""
+        assert self.params.seed is not None
+        seed = self.params.seed if choice == 0 else mix_seed(self.params.seed, choice)
+        return replace(self, params=replace(self.params, n=1, seed=seed), at=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How an engine is sized. The default runs one request as plainly as can be."""
+
+    num_pages: int = 200
+    num_rows: int = 6
+    max_step_tokens: int = 512
+    depth: int = 1
+    prefix_caching: bool = False
+    cache: bool = True
+
+
+@dataclass
+class Text:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[RowLogprobs] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """texts by (job, choice), and the loop's numbers at the end."""
+
+    texts: dict[tuple[int, int], Text]
+    stats: dict[str, object]
+
+
+class Tiny:
+    """One tiny model, run under any setup. The texts that requests have alone are kept."""
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        self.spec: ModelSpec = tiny_spec(windows=windows)
+        self.model: Model = build_model(self.spec, tiny_weights(self.spec), torch.float32)
+        self._alone: dict[str, Text] = {}
+
+    def alone(self, job: Job) -> Text:
+        key = repr(job)
+        if key not in self._alone:
+            self._alone[key] = self.run(Setup(), [job]).texts[0, 0]
+        return self._alone[key]
+
+    def run(self, setup: Setup, jobs: Sequence[Job], *, warm: Sequence[Job] = ()) -> Run:
+        """All jobs, each arriving at its step, after the warm ones have finished."""
+        executor = self._executor(setup)
+        try:
+            loop = self._loop(setup, executor)
+            _drain(loop, "warm", warm)
+            texts = _drain(loop, "", jobs)
+            return Run(texts, dict(loop.stats()))
+        finally:
+            executor.close()
+
+    def _executor(self, setup: Setup) -> LocalExecutor:
+        capacity = Capacity(
+            layout=plan_layout(self.spec.cache(4), block_tokens=4), num_pages=setup.num_pages,
+            num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens, max_model_len=160,
+            vocab_size=self.spec.vocab_size)
+        executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
+                                 clock=WallClock(), threads=1)
+        executor.max_in_flight = setup.depth
+        return executor
+
+    def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
+        manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching)
+        scheduler = Scheduler(
+            executor.capacity(), manager, POLICIES["fcfs"](), max_num_batched_tokens=setup.max_step_tokens,
+            max_num_seqs=setup.num_rows, eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
+        return Loop(scheduler, executor, WallClock())
+
+
+def _drain(loop: Loop, prefix: str, jobs: Sequence[Job]) -> dict[tuple[int, int], Text]:
+    texts = {(i, choice): Text() for i, job in enumerate(jobs) for choice in range(job.params.n)}
+    waiting = sorted(range(len(jobs)), key=lambda i: jobs[i].at)
+    step = 0
+    while waiting or loop.has_work():
+        while waiting and jobs[waiting[0]].at <= step:
+            job = jobs[waiting[0]]
+            loop.add(NewRequest(id=f"{prefix}{waiting.pop(0)}", prompt=np.array(job.prompt, np.int32),
+                                params=job.params, arrived_s=float(step)))
+        for output in loop.step():
+            assert output.error is None, output.error
+            text = texts[int(output.id.removeprefix(prefix)), output.choice]
+            text.tokens += output.new_tokens
+            text.logprobs += output.logprobs
+        loop.check()
+        step += 1
+    return texts
+
+
+@dataclass
+class Tally:
+    """Texts compared, and those excused as near ties."""
+
+    compared: int = 0
+    excused: int = 0
+
+    def compare(self, tiny: Tiny, setup: Setup, jobs: Sequence[Job], *, warm: Sequence[Job] = ()) -> Run:
+        """Every choice of the run must say what it says alone, near ties apart."""
+        run = tiny.run(setup, jobs, warm=warm)
+        for (index, choice), text in run.texts.items():
+            self.compared += 1
+            job = jobs[index].alone(choice)
+            if text.tokens != tiny.alone(job).tokens:
+                assert _near_tie(tiny, setup, jobs, warm, index, choice), (
+                    f"{job}: {text.tokens} in {setup}, alone {tiny.alone(job).tokens}")
+                self.excused += 1
+        return run
+
+    def report(self, what: str) -> None:
+        share = self.excused / max(1, self.compared)
+        print(f"{what}: {self.compared} texts, {self.excused} excused as near ties ({share:.2%})")
+        assert share <= MOST_EXCUSED
+
+
+def _near_tie(tiny: Tiny, setup: Setup, jobs: Sequence[Job], warm: Sequence[Job], index: int,
+              choice: int) -> bool:
+    """Run both again with all log-probabilities and look at the first place where they differ."""
+    everything = tiny.spec.vocab_size
+    asking = [replace(job, params=replace(job.params, logprobs=everything)) for job in jobs]
+    there = tiny.run(setup, asking, warm=warm).texts[index, choice]
+    here = tiny.alone(asking[index].alone(choice))
+    place = next((i for i, (a, b) in enumerate(zip(there.tokens, here.tokens)) if a != b), None)
+    if place is None:
+        return False
+    job = asking[index].alone(choice)
+    pair = (there.tokens[place], here.tokens[place])
+    position = len(job.prompt) + place
+    return all(abs(_score(text.logprobs[place], job.params, position, pair[0])
+                   - _score(text.logprobs[place], job.params, position, pair[1])) < NEAR
+               for text in (there, here))
+
+
+def _score(found: RowLogprobs, params: SamplingParams, position: int, token: int) -> float:
+    logprob = float(found.logprobs[found.token_ids.tolist().index(token)])
+    if params.greedy:
+        return logprob
+    assert params.seed is not None
+    return logprob / params.temperature + float(gumbel(params.seed, position, torch.tensor([token]))[0])
