@@ -41,6 +41,9 @@ class Fusing(Scaled):
         self.num_fused += 1
         return self.apply(rms_norm(x_TK, norm_K, eps), prefill_from)
 
+    def gates(self, activation: str) -> bool:
+        return activation == "silu"
+
     def apply_gated(self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str,
                     prefill_from: int) -> Tensor:
         return gated(self.apply_norm(x_TK, norm_K, eps, prefill_from), activation)
