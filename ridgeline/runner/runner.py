@@ -49,6 +49,10 @@ class _Outcome:
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
 
+    def unbroken(self, places: Places) -> Places:
+        """Those without an error so far."""
+        return np.array([place for place in places if place not in self.errors], np.int64)
+
     def result(self, plan: StepPlan, started_s: float, finished_s: float) -> StepResult:
         failed = np.zeros(plan.num_rows, np.uint8)
         failed[list(self.errors)] = 1
@@ -112,19 +116,22 @@ class LocalExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         started_s = self._clock.now()
         with torch.inference_mode():
-            self._take_news(plan)
             outcome = _Outcome(hidden_RH=torch.empty(0))
-            everyone = np.arange(plan.num_rows)
+            self._take_news(plan, outcome)
+            everyone = outcome.unbroken(np.arange(plan.num_rows))
             _isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
-            sampling = np.flatnonzero(plan.sample != SAMPLE_NONE)
-            sampling = np.array([place for place in sampling if place not in outcome.errors], np.int64)
+            sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
             _isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
         return outcome.result(plan, started_s, self._clock.now())
 
-    def _take_news(self, plan: StepPlan) -> None:
+    def _take_news(self, plan: StepPlan, outcome: _Outcome) -> None:
         for start in plan.row_starts:
             self._rows.take(start)
-            self._sampler.start(start)
+            try:
+                self._sampler.start(start)
+            except Exception as error:  # parameters that slipped past the door
+                places = np.flatnonzero(plan.row == start.row)
+                outcome.errors.update(dict.fromkeys(places.tolist(), _text(error)))
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
 
@@ -201,11 +208,15 @@ def _isolate(places: Places, run: Callable[[Places], None], errors: dict[int, st
         run(places)
     except Exception as error:  # whatever a row breaks on, the others must go on
         if len(places) == 1:
-            errors[int(places[0])] = f"{type(error).__name__}: {error}"
+            errors[int(places[0])] = _text(error)
             return
         middle = len(places) // 2
         _isolate(places[:middle], run, errors)
         _isolate(places[middle:], run, errors)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _set_threads(threads: int | None) -> None:

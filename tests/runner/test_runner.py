@@ -246,6 +246,18 @@ def test_an_exception_is_bisected_to_its_row(place: int) -> None:
     made.close()
 
 
+def test_a_request_that_the_sampler_cannot_take_fails_alone() -> None:
+    """Parameters that slipped past the door must not take the engine down."""
+    made = _hand()
+    expected = made.generate(5, PROMPT, 1)
+    made.start(0, PROMPT)
+    made.start(1, PROMPT, SamplingParams(temperature=0.0, logit_bias={10_000: 1.0}))
+    result = made.step(*(Feed(row=row, start=0, tokens=PROMPT) for row in range(2)))
+    assert result.failed.tolist() == [0, 1] and result.tokens.tolist() == expected
+    assert "Error" in result.errors[1]
+    made.close()
+
+
 def test_steps_finish_in_order_and_keep_the_clock() -> None:
     """The protocol's promises: tickets in order, a bound on flight, times for the trace."""
     made = _hand()
