@@ -10,8 +10,9 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of a growing token sequence.
 
-    A character comes out with the token that completes it; bytes that cannot begin or continue a character
-    become U+FFFD as soon as that is certain. The pieces joined equal the bytes joined and decoded at once.
+    A character comes out with the token that completes it, and never when none does; bytes that cannot begin
+    or continue a character become U+FFFD as soon as that is certain. The pieces joined equal the bytes joined
+    and decoded at once, but for a character that is cut off at the end.
     """
 
     __slots__ = ("_bytes", "_decode", "_skipped")
@@ -28,7 +29,3 @@ class Detokenizer:
     def shows(self, token: int) -> bool:
         """False for a control token that leaves no trace in the text."""
         return token not in self._skipped
-
-    def finish(self) -> str:
-        """U+FFFD when the sequence ended inside a character, else nothing."""
-        return self._decode(b"", True)

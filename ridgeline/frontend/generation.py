@@ -149,8 +149,7 @@ class Choice:
                 count = index + 1
                 break
         if hit is None and news.finish is not None:
-            piece, hit = side.end(armed=len(self.token_ids) + count > self._params.min_tokens)
-            pieces.append(piece)
+            pieces.append(side.end())
         text = "".join(pieces)
         if text:
             self._parts.append(text)
@@ -160,7 +159,7 @@ class Choice:
         self.finish, self.stop_reason, error = news.finish, self._stop_token(news), news.error
         if hit is not None:
             self.finish, self.stop_reason, error = "stop", hit, None
-        entries = side.take_entries(done=self.finish is not None)
+        entries = side.take_entries(done=self.finish is not None, cut=hit is not None)
         keep = len(self.token_ids) if hit is not None and news.finish is None else None
         return Delta(
             text=text,
@@ -194,14 +193,11 @@ class _TextSide:
             self._held.append(describe(logprobs, self._tokenizer, offset=self._decoded))
         return self._advance(self._detokenizer.feed(token), armed=armed)
 
-    def end(self, *, armed: bool) -> tuple[str, str | None]:
-        """No more tokens: the rest of the text, unless it still completes a stop string."""
-        text, hit = self._advance(self._detokenizer.finish(), armed=armed)
-        if hit is None:
-            rest = self._stops.finish()
-            self._released += len(rest)
-            text += rest
-        return text, hit
+    def end(self) -> str:
+        """No more tokens: the text held back for a stop string that did not come."""
+        rest = self._stops.finish()
+        self._released += len(rest)
+        return rest
 
     def _advance(self, piece: str, *, armed: bool) -> tuple[str, str | None]:
         if not piece:
@@ -211,15 +207,17 @@ class _TextSide:
         self._released += len(text)
         return text, hit
 
-    def take_entries(self, *, done: bool) -> list[LogprobEntry]:
+    def take_entries(self, *, done: bool, cut: bool) -> list[LogprobEntry]:
         """Entries of tokens whose text has begun to come out; what a stop string cut off never comes.
 
-        done: a text that ends inside a character still owes the bytes of that character.
+        done: no more tokens. cut: a stop string ended the text; otherwise even the pieces of a last character
+        that never became whole are owed, since they count.
         """
         if not self._held:
             return []
-        out = [entry for entry in self._held if entry.offset < self._released]
-        self._held = [] if done else self._held[len(out) :]
+        held = self._held
+        out = held if done and not cut else [entry for entry in held if entry.offset < self._released]
+        self._held = [] if done else held[len(out) :]
         return out
 
 

@@ -35,7 +35,8 @@ def slow(
     """(text, tokens that count, finish): grow the text by one token and look at all of it again."""
     shown = tokens[:-1] if finish == "stop" and not params.include_stop_str_in_output else tokens
     kept = [t for t in shown if not (params.skip_special_tokens and t in tokenizer.special_ids)]
-    whole = b"".join(map(tokenizer.token_bytes, kept)).decode("utf-8", "replace")
+    every = b"".join(map(tokenizer.token_bytes, kept))
+    whole = every.decode("utf-8", "replace").removesuffix(_cut_tail(every))
     before = 0
     for count in range(1, len(tokens) + 2):
         over = count > len(tokens)
