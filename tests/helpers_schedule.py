@@ -89,7 +89,9 @@ class _Row:
 
 @dataclass
 class FakeExecutor:
-    """Runs plans in order, each when it is finished. fail: rows (indices into the plan) that fail in a plan;
+    """Runs plans in order, each when it is finished.
+
+    fail: rows (indices into the plan) that fail in a plan. lose: plans that raise before anything is done;
     blow_up: an exception for a plan, raised in finish() after the device has done its work, or None."""
 
     layout: CacheLayout
@@ -100,6 +102,7 @@ class FakeExecutor:
     max_in_flight: int = 2
     fail: Callable[[StepPlan], Sequence[int]] = lambda plan: ()
     blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None
+    lose: Callable[[StepPlan], bool] = lambda plan: False
     clock: VirtualClock | None = None
     plans: list[StepPlan] = field(default_factory=list)
 
@@ -109,6 +112,7 @@ class FakeExecutor:
         self._tables: list[dict[tuple[int, int], int]] = [{} for _ in self.layout.groups]
         self._arena: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._num_begun = 0
+        self._lost: set[int] = set()
 
     def capacity(self) -> Capacity:
         return Capacity(
@@ -128,9 +132,12 @@ class FakeExecutor:
     def finish(self, ticket: int, now: float) -> StepResult:
         number, plan = self._queue.pop(0)
         assert number == ticket, "tickets are finished in the order begun"
-        result = self._run(plan)
         if self.clock is not None:
             self.clock.advance_to(self.clock.now() + 1.0)
+        if self.lose(plan):
+            self._lost.update(plan.request.tolist())
+            raise RuntimeError("lost")
+        result = self._run(plan)
         error = self.blow_up(plan)
         if error is not None:
             raise error
@@ -166,10 +173,11 @@ class FakeExecutor:
         assert {start.row for start in plan.row_starts} <= set(plan.row.tolist()), "a row starts with work"
 
     def _spans(self, plan: StepPlan) -> list[tuple[int, _Row, int, int]]:
-        """(index, row, first position, end) of each row of the plan."""
-        rows = [self._rows[row] for row in plan.row.tolist()]
-        return [(i, row, start, start + count)
-                for i, (row, start, count) in enumerate(zip(rows, plan.start.tolist(), plan.count.tolist()))]
+        """(index, row, first position, end) of each row of the plan, but those whose past was lost."""
+        return [(i, self._rows[row], start, start + count)
+                for i, (row, start, count) in enumerate(zip(
+                    plan.row.tolist(), plan.start.tolist(), plan.count.tolist()))
+                if int(plan.request[i]) not in self._lost]
 
     def _slot(self, group: int, row: _Row, position: int) -> tuple[int, int]:
         size = self.layout.groups[group].tokens_per_page
@@ -179,11 +187,10 @@ class FakeExecutor:
 
     def _write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as a layer does."""
-        offset = 0
+        offsets = (np.cumsum(plan.count) - plan.count).tolist()
         for index, row, first, end in self._spans(plan):
             assert row.start.request == plan.request[index], "the row belongs to another request"
-            given = plan.tokens[offset:offset + end - first].tolist()
-            offset += end - first
+            given = plan.tokens[offsets[index]:offsets[index] + end - first].tolist()
             assert PLACEHOLDER not in given[:-1], "only the row's last token can be a placeholder"
             want = row.history[first:end]
             assert len(want) == end - first, "a token that nobody has sampled yet"
@@ -207,6 +214,7 @@ class FakeExecutor:
     def _sample(self, plan: StepPlan) -> StepResult:
         failed = np.zeros(plan.num_rows, np.uint8)
         failed[list(self.fail(plan))] = 1
+        failed[[request in self._lost for request in plan.request.tolist()]] = 1
         tokens: list[int] = []
         num_new = np.zeros(plan.num_rows, np.int32)
         logprobs, prompt_logprobs = {}, {}
@@ -256,11 +264,13 @@ class Harness:
                  max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
                  cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
+                 lose: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
         self.clock = VirtualClock()
         self.executor = FakeExecutor(
-            layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_in_flight=depth, fail=fail,
-            max_step_tokens=max_step_tokens, max_model_len=max_model_len, blow_up=blow_up, clock=self.clock)
+            layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_step_tokens=max_step_tokens,
+            max_model_len=max_model_len, max_in_flight=depth, fail=fail, lose=lose, blow_up=blow_up,
+            clock=self.clock)
         self.manager = KVManager(self.executor.layout, num_pages, prefix_caching=prefix_caching and cache)
         self.scheduler = Scheduler(
             self.executor.capacity(), self.manager, POLICIES[policy](), eos_token_ids=EOS, cache=cache,

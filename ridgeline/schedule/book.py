@@ -106,14 +106,14 @@ class Book:
         request.lost_tokens = int(self.rows.scheduled[request.row])
         request.num_preemptions += 1
         self.counters.num_preemptions += 1
-        self._leave_row(request, keep=True)
+        self._leave_row(request)
         request.status = Status.WAITING
         self.queue.add(request)
 
     def finish(self, request: Request, reason: Finish, now: float) -> None:
         """End a choice wherever it stands, free what it holds and let a sibling that waited for it go on."""
         if request.row >= 0:
-            self._leave_row(request, keep=reason is not Finish.ERROR)
+            self._leave_row(request)
         elif request.status is Status.WAITING:
             self.queue.remove(request)
         request.status, request.finish, request.finished_s = Status.FINISHED, reason, now
@@ -164,8 +164,10 @@ class Book:
         request.status = Status.WAITING
         self.queue.add(request)
 
-    def _leave_row(self, request: Request, *, keep: bool) -> None:
-        if keep and self._index:
+    def _leave_row(self, request: Request) -> None:
+        """Free row and pages; what it computed may stay cached (a failed step's tokens never count as
+        computed)."""
+        if self._index:
             self._manager.commit(request.number, int(self.rows.computed[request.row]), request.tokens)
         self._manager.release(request.number)
         self.running.remove(request)

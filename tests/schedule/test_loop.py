@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ridgeline.base.errors import EngineDeadError
+from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import StepPlan
-from ridgeline.schedule.request import Finish
+from ridgeline.schedule.request import Finish, NewRequest
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import FakeExecutor, Harness, expected
 
@@ -97,6 +98,21 @@ def test_a_dead_executor_is_not_survived() -> None:
     harness.add("a", [1, 2, 3], greedy(6))
     with pytest.raises(EngineDeadError):
         harness.step()
+
+
+def test_a_price_and_a_promise_go_into_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """floor_s is what the price says of the plan; planned_s what an executor that can tell says."""
+    harness = Harness(depth=1)
+    monkeypatch.setattr(FakeExecutor, "ready_at", lambda self, ticket: harness.clock.now() + 0.5)
+    loop = Loop(harness.scheduler, harness.executor, harness.clock, harness.trace,
+                lambda plan: plan.num_tokens / 8)
+    loop.add(NewRequest(id="a", prompt=np.array([1, 2, 3], np.int32), params=greedy(2)))
+    loop.launch()
+    assert loop.next_ready_at() == 0.5
+    while loop.has_work():
+        loop.step()
+    assert [(step.floor_s, step.planned_s) for step in harness.trace.steps] == [(0.375, 0.5), (0.125, 0.5)]
+    assert loop.next_ready_at() is None
 
 
 def test_every_step_and_request_leaves_a_record() -> None:

@@ -168,6 +168,21 @@ def test_preemption_takes_the_latest_and_never_the_oldest() -> None:
         assert harness.told[name, 0].tokens == expected(prompt(8, start), greedy(26), 1, 128)[0]
 
 
+def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
+    """Preempted with two steps in flight, and a row is free at once: it must not resume before its tokens are
+    back."""
+    harness = Harness(num_rows=2, num_pages=60, policy="priority", depth=3)
+    harness.add("a", prompt(5, 1), greedy(6), priority=5)
+    harness.add("b", prompt(5, 2), greedy(20), priority=5)
+    for _ in range(5):
+        harness.step()
+    harness.add("urgent", prompt(5, 4), greedy(9), priority=0)  # the step that ends a is the next to come back
+    harness.run()
+    assert harness.loop.stats()["num_preemptions"] == 1
+    assert sampled(harness) == {0: 6, 1: 20, 2: 9}
+    assert harness.told["b", 0].tokens == expected(prompt(5, 2), greedy(20), 1, 128)[0]
+
+
 def test_a_resumed_request_reuses_what_stayed_cached() -> None:
     """With prefix caching most of a preempted request is found again instead of computed."""
     waste = []

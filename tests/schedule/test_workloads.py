@@ -1,7 +1,8 @@
 """Random traffic through tiny pools: whatever is batched, chunked, reused, preempted, forked, aborted or
 pipelined, every choice says what it says alone, everybody finishes, and nothing is left behind."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.base.errors import RequestError
 from ridgeline.schedule.door import mix_seed
+from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.request import Finish
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import VOCAB, Harness, expected
@@ -69,12 +71,15 @@ def setups(draw: st.DrawFn) -> Setup:
                  prefix_caching=draw(st.booleans()))
 
 
-def run(setup: Setup, work: list[Job]) -> Harness:
-    """Everything arrives and is aborted at its step; then the rest runs to its end."""
-    harness = Harness(
+def harness_of(setup: Setup, **faults: Any) -> Harness:
+    return Harness(
         setup.kind, num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
         depth=setup.depth, policy=setup.policy, prefix_caching=setup.prefix_caching, cache=setup.cache,
-        max_model_len=setup.max_model_len)
+        max_model_len=setup.max_model_len, **faults)
+
+
+def run(harness: Harness, work: list[Job]) -> Harness:
+    """Everything arrives and is aborted at its step; then the rest runs to its end."""
     most = harness.scheduler.max_request_tokens
     for step in range(max((max(job.at, job.abort_at or 0) for job in work), default=0) + 1):
         for index, job in enumerate(work):
@@ -92,7 +97,7 @@ def run(setup: Setup, work: list[Job]) -> Harness:
 
 
 def check_told(harness: Harness, work: list[Job]) -> None:
-    """Every accepted choice said what it says alone, or a prefix of it when it was aborted."""
+    """Every accepted choice said what it says alone, or a prefix of it when it was aborted or failed."""
     most = harness.scheduler.max_request_tokens
     for index, job in enumerate(work):
         if len(job.prompt) >= most:
@@ -105,6 +110,9 @@ def check_told(harness: Harness, work: list[Job]) -> None:
             assert told.last.num_prompt == len(job.prompt) and told.last.num_cached < len(job.prompt)
             assert len(told.logprobs) == (0 if job.params.logprobs is None else len(told.tokens))
             assert [int(s.token_ids[0]) for s in told.logprobs] == told.tokens[:len(told.logprobs)]
+            if told.last.finish is Finish.ERROR:
+                assert told.last.error and told.tokens == tokens[:len(told.tokens)]
+                continue
             cut = told.last.finish is Finish.ABORT or (job.keep is not None and told.last.stop_token is None)
             if job.abort_at is not None and job.abort_choice in (None, choice) and cut:
                 assert told.tokens == tokens[:len(told.tokens)]
@@ -125,7 +133,7 @@ SETTINGS = settings(max_examples=50, deadline=None, suppress_health_check=[Healt
 @SETTINGS
 @given(setup=setups(), work=st.lists(jobs(), min_size=1, max_size=9))
 def test_any_traffic_says_what_each_request_says_alone(setup: Setup, work: list[Job]) -> None:
-    harness = run(setup, work)
+    harness = run(harness_of(setup), work)
     note(str(harness.loop.stats()))
     check_told(harness, work)
 
@@ -136,7 +144,7 @@ def test_any_traffic_says_what_each_request_says_alone(setup: Setup, work: list[
 @given(setup=setups(), work=st.lists(jobs(), min_size=1, max_size=14))
 def test_any_traffic_at_length(setup: Setup, work: list[Job]) -> None:
     """The same with many more examples."""
-    check_told(run(setup, work), work)
+    check_told(run(harness_of(setup), work), work)
 
 
 @settings(SETTINGS, max_examples=20)
@@ -146,9 +154,26 @@ def test_the_naive_path_says_the_same(work: list[Job], kind: str, num_rows: int)
     """cache=False recomputes everything in every step and must not differ."""
     setup = Setup(kind=kind, num_pages=24, num_rows=num_rows, max_step_tokens=44, depth=2, policy="fcfs",
                   prefix_caching=False, cache=False)
-    harness = run(setup, work)
+    harness = run(harness_of(setup), work)
     check_told(harness, work)
     assert all(not plan.start.any() for plan in harness.executor.plans)
+
+
+@settings(SETTINGS, max_examples=30)
+@given(setup=setups(), work=st.lists(jobs(), min_size=1, max_size=9), salt=st.integers(0, 100),
+       early=st.booleans(), how=st.sampled_from(["rows", "steps"]))
+def test_faults_hurt_only_their_own(setup: Setup, work: list[Job], salt: int, early: bool, how: str) -> None:
+    """Rows that fail and steps that raise, before or after the device has worked: the others do not notice,
+    what the failed wrote is never reused, nothing is left behind."""
+    def unlucky(plan: StepPlan) -> bool:
+        return how == "steps" and hash((plan.step, salt)) % 7 == 0
+
+    def fail(plan: StepPlan) -> list[int]:
+        return [i for i in range(plan.num_rows) if how == "rows" and hash((plan.step, i, salt)) % 13 == 0]
+
+    harness = harness_of(setup, fail=fail, lose=lambda plan: early and unlucky(plan),
+                         blow_up=lambda plan: RuntimeError("on purpose") if unlucky(plan) else None)
+    check_told(run(harness, work), work)
 
 
 @settings(SETTINGS, max_examples=30)
@@ -161,11 +186,8 @@ def test_nobody_starves(setup: Setup, lengths: list[tuple[int, int]]) -> None:
     Alone a request of p prompt tokens and m outputs takes at most p + m steps of computing; while the first
     in rank computes, it advances at least every depth + 2 steps (it may wait for pages of steps in flight).
     """
-    setup = Setup(kind=setup.kind, num_pages=setup.num_pages, num_rows=setup.num_rows, depth=setup.depth,
-                  max_step_tokens=setup.max_step_tokens, policy="fcfs", prefix_caching=setup.prefix_caching)
-    harness = Harness(setup.kind, num_pages=setup.num_pages, num_rows=setup.num_rows, depth=setup.depth,
-                      max_step_tokens=setup.max_step_tokens, prefix_caching=setup.prefix_caching,
-                      max_model_len=setup.max_model_len)
+    setup = replace(setup, policy="fcfs")
+    harness = harness_of(setup)
     bound, bounds = 0, {}
     for index, (num_prompt, num_output) in enumerate(lengths):
         if num_prompt >= harness.scheduler.max_request_tokens:
