@@ -18,7 +18,7 @@ class EngineConfig:
     kv_cache_dtype: "auto", "float32" or "bfloat16". kv_cache_bytes: the arena. threads: compute threads.
     load_format: "auto" or "dummy". block_tokens: tokens of a block of the largest cache group.
     hf_overrides: fields that replace those of the checkpoint's config; None drops one.
-    cache: False runs the naive quadratic path that recomputes everything at each step (slow twin, demonstration).
+    cache: False runs the naive quadratic path that recomputes everything at each step (the slow twin).
     """
 
     model: str | None = None
@@ -46,8 +46,10 @@ class EngineConfig:
 
 
 def cache_dir() -> Path:
-    """Where downloads, repacked weights and built kernels live: $RIDGELINE_CACHE, else $XDG_CACHE_HOME/ridgeline,
-    else ~/.cache/ridgeline."""
+    """Where downloads, repacked weights and built kernels live.
+
+    $RIDGELINE_CACHE, else $XDG_CACHE_HOME/ridgeline, else ~/.cache/ridgeline.
+    """
     own = os.environ.get("RIDGELINE_CACHE")
     if own:
         return Path(own)
@@ -78,3 +80,8 @@ def hub_token() -> str | None:
 def hub_offline() -> bool:
     """True when $HF_HUB_OFFLINE asks never to touch the network."""
     return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
+def compiler() -> str | None:
+    """The C compiler that $CC names."""
+    return os.environ.get("CC") or None

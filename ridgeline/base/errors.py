@@ -19,7 +19,8 @@ class RequestError(RidgelineError):
     param: the request's field at fault, None when no single field is. code: OpenAI's short code.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None,
+                 status: int = 400) -> None:
         super().__init__(message)
         self.param = param
         self.code = code

@@ -21,7 +21,8 @@ class Table(Generic[V]):
             return self._entries[name]
         near = get_close_matches(name, self._entries, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no {self._kind} named {name!r}: {hint}known are {', '.join(sorted(self._entries))}")
+        known = ", ".join(sorted(self._entries))
+        raise ConfigError(f"no {self._kind} named {name!r}: {hint}known are {known}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -34,5 +34,6 @@ def format_bytes(num_bytes: float) -> str:
     """Decimal units, three figures: 92.1 MB."""
     for name, unit in (("TB", TB), ("GB", GB), ("MB", MB), ("kB", KB)):
         if abs(num_bytes) >= unit:
-            return f"{num_bytes / unit:.3g} {name}" if num_bytes / unit < 100 else f"{num_bytes / unit:.0f} {name}"
+            size = num_bytes / unit
+            return f"{size:.3g} {name}" if size < 100 else f"{size:.0f} {name}"
     return f"{num_bytes:.0f} B"

@@ -81,7 +81,7 @@ def build_engine(
     clock = clock or WallClock()
     startup = Startup(clock)
     policy = POLICIES[config.policy]()
-    device, numerics = choose_device(config, startup), choose_numerics(config, startup)
+    device = choose_device(config, startup)
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
     with startup.phase("open"):
@@ -91,6 +91,7 @@ def build_engine(
             load_format=config.load_format,
             overrides=config.hf_overrides,
         )
+    numerics = choose_numerics(config, checkpoint, startup)
     with startup.phase("weights"):
         weights = load_weights(
             checkpoint, numerics.policy, device=device, progress=config.progress,

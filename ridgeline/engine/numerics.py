@@ -3,11 +3,17 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.engine.startup import Startup
+from ridgeline.kernels.cpu.native import native
+from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.nn.load import Policy, dense
+from ridgeline.quant.format import Packed, Packing
+from ridgeline.quant.packed import Packing32, Scratch
+from ridgeline.spec.block import ParamSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -32,7 +38,7 @@ def choose_device(config: EngineConfig, startup: Startup) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_numerics(config: EngineConfig, startup: Startup) -> Numerics:
+def choose_numerics(config: EngineConfig, checkpoint: Checkpoint, startup: Startup) -> Numerics:
     """ConfigError for a dtype, cache dtype or quantization that is not there."""
     if config.quantization is not None:
         raise ConfigError(f"quantization {config.quantization!r} is not there yet: leave it out")
@@ -42,10 +48,51 @@ def choose_numerics(config: EngineConfig, startup: Startup) -> Numerics:
         raise ConfigError(
             f"kv_cache_dtype {config.kv_cache_dtype!r} is not there: use auto, {' or '.join(DTYPES)}"
         )
-    name = config.dtype if config.dtype != "auto" else "float32"
-    startup.choose("dtype", name, "as given" if config.dtype != "auto" else "exact on every CPU")
-    cache = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else name
-    startup.choose(
-        "kv_cache_dtype", cache, "as given" if config.kv_cache_dtype != "auto" else "that of the activations"
+    policy = _packed(checkpoint, startup) if config.dtype == "auto" else None
+    name = "packed" if policy is not None else "float32" if config.dtype == "auto" else config.dtype
+    if config.dtype != "auto":
+        startup.choose("dtype", name, "as given")
+    activations = DTYPES.get(name, torch.float32)
+    cache = config.kv_cache_dtype
+    if cache == "auto":
+        cache = "bfloat16" if policy is not None else name
+        startup.choose(
+            "kv_cache_dtype", cache, "half the bytes" if policy is not None else "that of the activations"
+        )
+    else:
+        startup.choose("kv_cache_dtype", cache, "as given")
+    return Numerics(
+        name=name, activations=activations, cache=DTYPES[cache], policy=policy or dense(activations)
     )
-    return Numerics(name=name, activations=DTYPES[name], cache=DTYPES[cache], policy=dense(DTYPES[name]))
+
+
+def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
+    """Quantized matrices stay packed where the C kernels can multiply them; None where none can or is."""
+    quantized = {
+        name
+        for name, source in checkpoint.sources.items()
+        if any(checkpoint.tensors[part.name].quantized for part in source.parts)
+    }
+    if not quantized:
+        startup.choose("dtype", "float32", "the checkpoint is in plain numbers: exact on every CPU")
+        return None
+    found = native()
+    if found is None:
+        startup.choose(
+            "dtype", "float32", "no C compiler for the packed kernels: install gcc or clang for speed"
+        )
+        return None
+    startup.choose(
+        "dtype", "packed", f"quantized weights stay packed, multiplied by the C kernels ({found.isa})"
+    )
+    scratch, plain = Scratch(), dense(torch.float32)
+    body = Packing32(found, scratch, planes=2, may_unpack=True)
+    ends = Packing32(found, scratch, planes=2, may_unpack=False)
+
+    def policy(name: str, param: ParamSpec) -> Packing[Packed | Tensor]:
+        source = "embed.weight" if name == "head.weight" and name not in checkpoint.sources else name
+        if source not in quantized or param.role not in ("linear", "embed"):
+            return plain(name, param)
+        return ends if name in ("embed.weight", "head.weight") else body
+
+    return policy

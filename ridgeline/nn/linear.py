@@ -42,6 +42,10 @@ class FusedMethod(LinearMethod, Protocol):
         """apply(rms_norm(x))."""
         ...
 
+    def gates(self, activation: str) -> bool:
+        """True when `apply_gated` can do this activation."""
+        ...
+
     def apply_gated(self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str,
                     prefill_from: int) -> Tensor:
         """activation(gate) * up of apply_norm's two halves, [T, N / 2]."""
@@ -104,7 +108,7 @@ class BlockParts:
 
     def gated_linear(self, norm: str, name: str, eps: float, activation: str) -> Linear:
         norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)
-        if isinstance(method, FusedMethod) and bias is None:
+        if isinstance(method, FusedMethod) and bias is None and method.gates(activation):
             return lambda x, prefill_from: method.apply_gated(x, norm_K, eps, activation, prefill_from)
         plain = self.norm_linear(norm, name, eps)
         return lambda x, prefill_from: gated(plain(x, prefill_from), activation)

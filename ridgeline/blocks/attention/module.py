@@ -18,15 +18,20 @@ from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
+from ridgeline.kernels.cpu.attention import DecodeRows, decode_attention, fits
+from ridgeline.kernels.cpu.native import Native, native
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShared:
-    """Once a step for all layers of a share key."""
+    """Once a step for all layers of a share key. The first `fused` tokens go through the fused decode kernel;
+    plan covers the others."""
 
     cos_TD: Tensor
     sin_TD: Tensor
     plan: AttentionPlan
+    fused: int
+    rows: DecodeRows | None
 
 
 class Attention:
@@ -37,37 +42,87 @@ class Attention:
         self._qkv = parts.norm_linear("norm", "qkv", spec.norm_eps)
         self._out = parts.linear_add("out")
         norm_D = parts.tensor("norm.weight")
+        self._dtype = norm_D.dtype
         self._rotation = Rotation(spec.rope, norm_D.device)
+        self._native: Native | None = None
+        self._norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
         self._qk_norm_ND: Tensor | None = None
         if spec.qk_norm:
             q_D, k_D = parts.tensor("q_norm.weight"), parts.tensor("k_norm.weight")
-            self._qk_norm_ND = torch.cat((q_D.expand(spec.num_heads, -1), k_D.expand(spec.num_kv_heads, -1)))
+            self._norms = (q_D, k_D)
+            self._qk_norm_ND = torch.cat(
+                (q_D.expand(spec.num_heads, -1), k_D.expand(spec.num_kv_heads, -1))
+            )
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         (self._region,) = regions
         self._entries = self._region.entries(2, self._spec.num_kv_heads, self._spec.head_dim)
+        self._native = native() if fits(self._entries, self._dtype) else None
 
     def share_key(self) -> Hashable:
         spec = self._spec
-        return ("attention", self._region.group, spec.rope, spec.window_tokens, spec.num_kv_heads,
-                spec.head_dim)
+        return (
+            "attention",
+            self._region.group,
+            spec.rope,
+            spec.window_tokens,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
 
     def prepare(self, step: Step) -> AttentionShared:
         cos, sin = self._rotation.tables(step.positions_T, step.reach_T)
-        plan = plan_attention(step, step.groups[self._region.group], self._entries, self._spec.window_tokens)
-        return AttentionShared(cos_TD=cos, sin_TD=sin, plan=plan)
+        group = step.groups[self._region.group]
+        fused = step.num_decodes if self._native is not None else 0
+        plan = plan_attention(step, group, self._entries, self._spec.window_tokens, first_row=fused)
+        rows = None
+        if fused:
+            rows = DecodeRows(
+                position_S=step.positions_T[:fused].int(),
+                table_SP=group.table_SP[:fused],
+                cosine_SR=cos[:fused],
+                sine_SR=sin[:fused],
+                longest=int(step.starts[:fused].max()),
+            )
+        return AttentionShared(cos_TD=cos, sin_TD=sin, plan=plan, fused=fused, rows=rows)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, AttentionShared)
-        spec = self._spec
+        spec, fused = self._spec, shared.fused
         qkv_TND = self._qkv(x_TH, step.num_decodes).unflatten(1, (-1, spec.head_dim))
+        parts = []
+        if shared.rows is not None:
+            assert self._native is not None
+            q_norm, k_norm = self._norms
+            parts.append(
+                decode_attention(
+                    self._native,
+                    qkv_TND[:fused],
+                    self._entries,
+                    shared.rows,
+                    scale=spec.scale,
+                    window=spec.window_tokens,
+                    q_norm=q_norm,
+                    k_norm=k_norm,
+                    eps=spec.norm_eps,
+                )
+            )
+        if fused < step.num_tokens:
+            parts.append(self._attend(qkv_TND[fused:], shared))
+        out_TMD = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._out(out_TMD.flatten(1), x_TH, step.num_decodes)
+
+    def _attend(self, qkv_TND: Tensor, shared: AttentionShared) -> Tensor:
+        """The rows that no fused kernel takes: norm, rotation, write and attention one after another."""
+        spec = self._spec
+        dtype = qkv_TND.dtype
         qk_TND = qkv_TND[:, : spec.num_heads + spec.num_kv_heads]
         turned = qk_TND
         if self._qk_norm_ND is not None:
             turned = rms_norm(qk_TND, None, spec.norm_eps) * self._qk_norm_ND
-        qk_TND.copy_(rotate(turned, shared.cos_TD, shared.sin_TD))
-        qkv_TND = qkv_TND.to(self._entries.dtype)
-        kv_T2GD = qkv_TND[:, spec.num_heads:].unflatten(1, (2, spec.num_kv_heads))
-        out_TMD = paged_attention(qkv_TND[:, : spec.num_heads], kv_T2GD, self._entries, shared.plan,
-                                  scale=spec.scale, window=spec.window_tokens)
-        return self._out(out_TMD.flatten(1).to(x_TH.dtype), x_TH, step.num_decodes)
+        qk_TND.copy_(rotate(turned, shared.cos_TD[shared.fused :], shared.sin_TD[shared.fused :]))
+        q_TMD = qkv_TND[:, : spec.num_heads]
+        kv_T2GD = qkv_TND[:, spec.num_heads :].to(self._entries.dtype).unflatten(1, (2, spec.num_kv_heads))
+        return paged_attention(
+            q_TMD, kv_T2GD, self._entries, shared.plan, scale=spec.scale, window=spec.window_tokens
+        ).to(dtype)

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.blocks.step import GroupStep, Step
 
-GATHER_BYTES = 4 << 20  # a batch's keys and values should stay in the cache of the CPU between gather and use
+GATHER_BYTES = 1 << 20  # a batch's keys and values should stay in a core's cache between gather and use
 CUT_BYTES = 256 << 10  # padding that costs more than one more batch of decodes
 QUERY_BLOCK = 256  # queries whose mask is held at once
 
@@ -63,16 +63,21 @@ class AttentionPlan:
     scratch: Tensor
 
 
-def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None) -> AttentionPlan:
-    """Choose batches and masks. entries [N, tokens_per_page, 2, G, D]; only its shape and dtype are read."""
+def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
+                   first_row: int = 0) -> AttentionPlan:
+    """Choose batches and masks. entries [N, tokens_per_page, 2, G, D]; only its shape and dtype are read.
+
+    first_row: rows before it, decodes all, are not in the plan; its tokens count from that row's first.
+    """
     tokens, ends = entries.shape[1], step.starts + step.counts
     first_keys = np.zeros_like(ends) if window is None else np.maximum(step.starts - window + 1, 0)
     first_pages, last_pages = first_keys // tokens, -(-ends // tokens)
     page_bytes = entries[0].numel() * entries.element_size()
     decodes = tuple(
-        _decode_batch(rows, group, first_keys, ends, tokens, entries.dtype)
-        for rows in _similar((last_pages - first_pages)[: step.num_decodes], page_bytes))
-    chunks, token = [], step.num_decodes
+        _decode_batch(rows, group, first_keys, ends, tokens)
+        for rows in _similar((last_pages - first_pages)[first_row: step.num_decodes], page_bytes))
+    assert first_row in (0, step.num_decodes), "all decodes or none are left out"
+    chunks, token = [], step.num_decodes - first_row
     for row in range(step.num_decodes, len(ends)):
         start, first, count = int(step.starts[row]), int(first_keys[row]), int(step.counts[row])
         pages = group.table_SP[row, first_pages[row]: last_pages[row] if first < start else first_pages[row]]
@@ -80,7 +85,8 @@ def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | 
                             skip=first % tokens))
         token += count
     most = max((*(len(d.pages) for d in decodes), *(len(c.pages) for c in chunks)), default=0)
-    return AttentionPlan(pages_T=group.slots_T // tokens, offsets_T=group.slots_T % tokens, decodes=decodes,
+    return AttentionPlan(pages_T=group.slots_T[first_row:] // tokens,
+                         offsets_T=group.slots_T[first_row:] % tokens, decodes=decodes,
                          chunks=tuple(chunks), scratch=entries.new_empty(most, entries[0].numel()))
 
 
@@ -88,7 +94,8 @@ def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, plan: Atten
                     window: int | None) -> Tensor:
     """Write the new keys and values, then attend; returns [T, M, D] in the dtype of q.
 
-    q and kv have the dtype of entries. The keys that a row does not see may hold anything, NaN included.
+    kv has the dtype of entries; attention runs in that of q. The keys that a row does not see may hold
+    anything, NaN included.
     """
     entries.index_put_((plan.pages_T, plan.offsets_T), kv_T2GD)
     out_TMD = torch.empty_like(q_TMD, memory_format=torch.contiguous_format)
@@ -107,12 +114,13 @@ def _gather(entries: Tensor, pages: Tensor, scratch: Tensor) -> Tensor:
 
 def _decode(q_SMD: Tensor, entries: Tensor, batch: DecodeBatch, scratch: Tensor, scale: float) -> Tensor:
     num_rows, (groups, width) = batch.num_rows, entries.shape[3:]
-    kv_SKE = _gather(entries, batch.pages, scratch).view(num_rows, -1, 2 * groups * width)
+    kv_SKE = _gather(entries, batch.pages, scratch).view(num_rows, -1, 2 * groups * width).to(q_SMD.dtype)
     for columns, unseen in batch.hidden:
         kv_SKE[:, columns].masked_fill_(unseen, 0.0)
     k_SKGD, v_SKGD = kv_SKE.unflatten(2, (2, groups, width)).unbind(2)
+    mask = None if batch.mask is None else batch.mask.to(q_SMD.dtype)
     out = scaled_dot_product_attention(q_SMD.unflatten(1, (groups, -1)), k_SKGD.transpose(1, 2),
-                                       v_SKGD.transpose(1, 2), attn_mask=batch.mask, scale=scale)
+                                       v_SKGD.transpose(1, 2), attn_mask=mask, scale=scale)
     return out.flatten(1, 2)
 
 
@@ -122,6 +130,7 @@ def _prefill(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, chunk: Chunk, scra
     if len(chunk.pages):
         kv_T2GD = _gather(entries, chunk.pages, scratch).view(-1, *entries.shape[2:])
         kv_T2GD = kv_T2GD[chunk.skip: chunk.skip + chunk.start - chunk.first_key + len(q_TMD)]
+    kv_T2GD = kv_T2GD.to(q_TMD.dtype)
     q_MTD = q_TMD.transpose(0, 1)
     k_GKD, v_GKD = kv_T2GD.permute(1, 2, 0, 3)
     count = len(q_TMD)
@@ -163,7 +172,7 @@ def _similar(num_pages: NDArray[np.int64], page_bytes: int) -> list[NDArray[np.i
 
 
 def _decode_batch(rows: NDArray[np.int64], group: GroupStep, first_keys: NDArray[np.int64],
-                  ends: NDArray[np.int64], tokens: int, dtype: torch.dtype) -> DecodeBatch:
+                  ends: NDArray[np.int64], tokens: int) -> DecodeBatch:
     first, end = first_keys[rows], ends[rows]
     first_page = first // tokens
     most = int((-(-end // tokens) - first_page).max())
@@ -178,7 +187,7 @@ def _decode_batch(rows: NDArray[np.int64], group: GroupStep, first_keys: NDArray
     unseen = torch.from_numpy(~seen)
     hidden = tuple((part, unseen[:, part, None]) for part in (slice(0, low), slice(high, keys))
                    if part.start < part.stop)
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf) if hidden else None
+    mask = torch.zeros(seen.shape).masked_fill_(unseen, -torch.inf) if hidden else None
     whole = rows[-1] - rows[0] + 1 == len(rows)
     return DecodeBatch(rows=slice(int(rows[0]), int(rows[-1]) + 1) if whole else torch.from_numpy(rows),
                        pages=pages.flatten(), num_rows=len(rows),

@@ -1,0 +1,237 @@
+"""Weights in groups of 32 with fp16 scales (4 bits and a minimum, or 8 bits), multiplied as they are in C.
+
+GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; other quantized types become 8 bits.
+Tokens before `prefill_from` multiply codes by codes (activations as 14-bit integers): one path, bitwise
+equal at every number of rows. Many rows of a prompt unpack the weight into scratch and take one float32
+product.
+
+Legend: T tokens, K input features, N output features, B bytes.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, silu
+
+from ridgeline.kernels.cpu.native import ADD, Q4, Q8, SILU_MUL, STORE, Matrix, Native, Product
+from ridgeline.quant.format import GgufBlocks, SourceWeight
+from ridgeline.spec.block import ParamSpec
+
+GROUP, TILE = 32, 16
+TILE_BYTES = {Q4: 320, Q8: 544}  # of one group of a tile, see tiles.h
+UNPACK_ROWS = 24  # prompt rows from which unpacking pays
+_KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8}
+
+
+class Scratch:
+    """Room for one unpacked weight, shared by all weights of a model; grows to the largest that asks."""
+
+    def __init__(self) -> None:
+        self._flat = torch.empty(0)
+
+    def take(self, rows: int, columns: int) -> Tensor:
+        """float32 [rows, columns], valid until the next take."""
+        if self._flat.numel() < rows * columns:
+            self._flat = torch.empty(rows * columns)
+        return self._flat[: rows * columns].view(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """[N, K] as tiles. planes: of the activations (1: 8 bits, 2: 14 bits). may_unpack: False for a head."""
+
+    native: Native
+    tiles: Tensor
+    format: int
+    n: int
+    k: int
+    planes: int
+    scratch: Scratch
+    may_unpack: bool
+    matrix: Matrix = field(init=False)
+
+    def __post_init__(self) -> None:
+        matrix = Matrix(self.format, self.planes, self.n, self.k, self.tiles.data_ptr())
+        object.__setattr__(self, "matrix", matrix)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {"tiles": self.tiles}
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """[T, K] float32."""
+        if ids_T.numel() and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < self.n:
+            raise IndexError("a token id lies outside the vocabulary")
+        ids = ids_T.contiguous()
+        out = torch.empty(ids.numel(), self.k)
+        self.native.library.rl_unpack(
+            ctypes.byref(self.matrix), ids.data_ptr(), ids.numel(), 0, out.data_ptr(), 1
+        )
+        return out
+
+    def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
+        return self._split(x_TK, prefill_from, STORE, None, 0.0, None)
+
+    def apply_norm(self, x_TK: Tensor, norm_K: Tensor, eps: float, prefill_from: int) -> Tensor:
+        return self._split(x_TK, prefill_from, STORE, norm_K, eps, None)
+
+    def apply_gated(
+        self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str, prefill_from: int
+    ) -> Tensor:
+        return self._split(x_TK, prefill_from, SILU_MUL, norm_K, eps, None)
+
+    def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
+        return self._split(x_TK, prefill_from, ADD, None, 0.0, residual_TN)
+
+    def gates(self, activation: str) -> bool:
+        """True when apply_gated does this activation on these halves."""
+        return activation == "silu" and self.n % (2 * TILE) == 0
+
+    def _split(
+        self,
+        x_TK: Tensor,
+        prefill_from: int,
+        epilogue: int,
+        norm_K: Tensor | None,
+        eps: float,
+        residual_TN: Tensor | None,
+    ) -> Tensor:
+        num = x_TK.shape[0]
+        width = self.n // 2 if epilogue == SILU_MUL else self.n
+        out = torch.empty(num, width)
+        first = prefill_from if self.may_unpack and num - prefill_from >= UNPACK_ROWS else num
+        if first:
+            self._multiply(x_TK[:first], epilogue, norm_K, eps, residual_TN, out[:first])
+        if first < num:
+            x = x_TK[first:] if norm_K is None else rms_norm(x_TK[first:], (self.k,), norm_K, eps)
+            self._unpacked(x, epilogue, None if residual_TN is None else residual_TN[first:], out[first:])
+        return out
+
+    def _multiply(
+        self,
+        x: Tensor,
+        epilogue: int,
+        norm: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        rows, groups = x.shape[0], self.k // GROUP
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        room = torch.empty(rows * (self.planes * self.k + 8 * groups), dtype=torch.uint8)
+        codes = room.data_ptr()
+        scales = codes + rows * self.planes * self.k
+        product = Product(
+            rows,
+            epilogue,
+            torch.get_num_threads(),
+            eps,
+            x.stride(0),
+            out.stride(0),
+            0 if residual is None else residual.stride(0),
+            x.data_ptr(),
+            None if norm is None else norm.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            codes,
+            scales,
+            scales + 4 * rows * groups,
+        )
+        self.native.library.rl_multiply(ctypes.byref(self.matrix), ctypes.byref(product))
+
+    def _unpacked(self, x: Tensor, epilogue: int, residual: Tensor | None, out: Tensor) -> None:
+        weight = self.scratch.take(self.n, self.k)
+        self.native.library.rl_unpack(
+            ctypes.byref(self.matrix), None, self.n, 0, weight.data_ptr(), torch.get_num_threads()
+        )
+        if epilogue == STORE:
+            torch.mm(x, weight.T, out=out)
+        elif epilogue == ADD:
+            assert residual is not None
+            torch.addmm(residual, x, weight.T, out=out)
+        else:
+            gate, up = linear(x, weight).chunk(2, -1)
+            torch.mul(silu(gate), up, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing32:
+    """Packs what is quantized already; a weight in plain numbers or of odd width stays float32."""
+
+    native: Native
+    scratch: Scratch
+    planes: int
+    may_unpack: bool
+
+    @property
+    def key(self) -> str:
+        return f"packed32-1-p{self.planes}{'' if self.may_unpack else '-whole'}"
+
+    @property
+    def cached(self) -> bool:
+        return True
+
+    def pack(self, weight: SourceWeight, device: torch.device) -> PackedMatrix | Tensor:
+        blocks = weight.blocks()
+        if blocks is None or weight.param.shape[1] % GROUP:
+            return weight.dense(torch.float32, device)
+        if len({_KEPT.get(part.kind) for part in blocks}) == 1 and blocks[0].kind in _KEPT:
+            parts = [_codes(part) for part in blocks]
+            code = np.concatenate([p[0] for p in parts])
+            scale, low = np.concatenate([p[1] for p in parts]), np.concatenate([p[2] for p in parts])
+            return self._make(_KEPT[blocks[0].kind], code, scale, low)
+        return self._make(Q8, *_eight_bits(weight.dense(torch.float32, device)))
+
+    def restore(
+        self, param: ParamSpec, tensors: Mapping[str, Tensor], device: torch.device
+    ) -> PackedMatrix | Tensor:
+        if "weight" in tensors:
+            return tensors["weight"].to(device)
+        n, k = param.shape
+        tiles = tensors["tiles"]
+        per_group = tiles.numel() // (-(-n // TILE) * (k // GROUP))
+        kind = next(f for f, size in TILE_BYTES.items() if size == per_group)
+        return self._matrix(tiles, kind, n, k)
+
+    def _make(
+        self, kind: int, code: NDArray[np.int8], scale: NDArray[np.uint16], low: NDArray[np.uint16]
+    ) -> PackedMatrix:
+        n, k = code.shape
+        tiles = torch.empty(-(-n // TILE) * (k // GROUP) * TILE_BYTES[kind], dtype=torch.uint8)
+        arrays = [np.ascontiguousarray(a) for a in (code, scale, low)]
+        self.native.library.rl_pack(kind, n, k, *(a.ctypes.data for a in arrays), tiles.data_ptr())
+        return self._matrix(tiles, kind, n, k)
+
+    def _matrix(self, tiles: Tensor, kind: int, n: int, k: int) -> PackedMatrix:
+        planes = 2 if kind == Q8 else self.planes
+        return PackedMatrix(self.native, tiles, kind, n, k, planes, self.scratch, self.may_unpack)
+
+
+def _codes(part: GgufBlocks) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDArray[np.uint16]]:
+    """ggml's blocks as codes [N, K], scales and minima [N, K / 32] (fp16 bits)."""
+    size = {"q4_0": 18, "q4_1": 20, "q8_0": 34}[part.kind]
+    block = np.ascontiguousarray(part.raw_RB).reshape(part.rows, -1, size)
+    scale = np.ascontiguousarray(block[..., :2]).view(np.uint16)[..., 0]
+    if part.kind == "q8_0":
+        code = np.ascontiguousarray(block[..., 2:]).view(np.int8).reshape(part.rows, part.columns)
+        return code, scale, np.zeros_like(scale)
+    packed = block[..., size - 16 :]
+    code = np.concatenate((packed & 15, packed >> 4), -1).reshape(part.rows, part.columns).astype(np.int8)
+    if part.kind == "q4_1":
+        return code, scale, np.ascontiguousarray(block[..., 2:4]).view(np.uint16)[..., 0]
+    low = (scale.view(np.float16) * np.float16(-8)).view(np.uint16)
+    return code, scale, low
+
+
+def _eight_bits(weight_NK: Tensor) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDArray[np.uint16]]:
+    """Codes in -127..127 of groups of 32, each with the fp16 scale nearest its largest value over 127."""
+    group = weight_NK.view(weight_NK.shape[0], -1, GROUP)
+    scale = (group.abs().amax(-1) / 127).half()
+    code = (group / scale.float().clamp_min(1e-30)[..., None]).round_().clamp_(-127, 127).to(torch.int8)
+    bits = scale.numpy().view(np.uint16)
+    return code.view(weight_NK.shape).numpy(), bits, np.zeros_like(bits)
