@@ -176,7 +176,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     harness.add("b", prompt(5, 2), greedy(20), priority=5)
     for _ in range(5):
         harness.step()
-    harness.add("urgent", prompt(5, 4), greedy(9), priority=0)  # the step that ends a is the next to come back
+    harness.add("urgent", prompt(5, 4), greedy(9), priority=0)  # the step that ends a comes back next
     harness.run()
     assert harness.loop.stats()["num_preemptions"] == 1
     assert sampled(harness) == {0: 6, 1: 20, 2: 9}
