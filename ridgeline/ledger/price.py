@@ -35,7 +35,7 @@ class Price:
     def __call__(self, step: StepShape) -> float:
         """The floor of a step, seconds."""
         sums = self._summer.vector(step.start, step.count, step.num_sampled)
-        seconds: list[float] = (self._seconds_2L_S @ sums).tolist()
+        seconds: list[float] = self._seconds_2L_S.dot(sums).tolist()
         return sum(map(max, seconds[:self._num_lines], seconds[self._num_lines:]))
 
     def moved(self, step: StepShape) -> tuple[float, float, float]:

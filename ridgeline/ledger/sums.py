@@ -33,16 +33,6 @@ class StepShape(Protocol):
     def num_sampled(self) -> int: ...
 
 
-def _hide(new_R: NDArray[np.float64], end_R: NDArray[np.float64], out_2R: NDArray[np.float64],
-          window: int) -> None:
-    """Keys that the window hides from each row's last query (l) and from its first (f). Query by query they
-    grow by one, so that a row's queries together miss (l (l + 1) - f (f - 1)) / 2."""
-    np.subtract(end_R, float(window), out=out_2R[0])
-    np.subtract(end_R, new_R, out=out_2R[1])
-    out_2R[1] -= window - 1.0
-    np.maximum(out_2R, 0.0, out=out_2R)
-
-
 class Summer:
     """Sums of steps as vectors over a fixed order of terms.
 
@@ -58,26 +48,45 @@ class Summer:
 
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:
         """The sums [S] in the order of `terms`; exact below 2**53."""
-        # All sums are inner products of a few vectors over the rows, one of them all ones: one product.
-        m_KR = np.empty((3 + 2 * len(self._bounded), len(count)))
-        m_KR[0], m_KR[1] = 1.0, count
-        np.add(m_KR[1], start, out=m_KR[2])
+        start_R, count_R = np.asarray(start), np.asarray(count)
+        rows, tokens = float(len(count_R)), float(np.add.reduce(count_R))
+        seen = self._decodes(start_R, rows) if tokens == rows else self._chunks(start_R, count_R)
+        return np.array([1.0, tokens, rows, float(projected), float(projected > 0), *seen])
+
+    def _decodes(self, start_R: NDArray[Any], rows: float) -> list[float]:
+        """(pairs, keys) by window where each row has one token, which makes the two equal."""
+        seen: list[float] = []
+        for bound in self.windows:
+            before_R = start_R if bound is None else np.minimum(start_R, bound - 1)
+            seen += [float(np.add.reduce(before_R)) + rows] * 2
+        return seen
+
+    def _chunks(self, start_R: NDArray[Any], count_R: NDArray[Any]) -> list[float]:
+        """(pairs, keys) by window of any rows. All sums are inner products of a few vectors over the rows,
+        one of them all ones: one product."""
+        m_KR = np.empty((3 + 2 * len(self._bounded), len(count_R)))
+        m_KR[0], m_KR[1] = 1.0, count_R
+        np.add(m_KR[1], start_R, out=m_KR[2])
         for i, window in enumerate(self._bounded):
-            _hide(m_KR[1], m_KR[2], m_KR[3 + 2 * i:5 + 2 * i], window)
-        dot = (m_KR @ m_KR.T).tolist()
-        rows, tokens, ends = dot[0][:3]
-        every_pair = dot[1][2] - (dot[1][1] - tokens) * 0.5
-        values = [1.0, tokens, rows, float(projected), float(projected > 0)]
+            # Keys that the window hides from each row's last query (l) and from its first (f). Query by
+            # query they grow by one, so that a row's queries together miss (l (l + 1) - f (f - 1)) / 2.
+            np.subtract(m_KR[2], window, out=m_KR[3 + 2 * i])
+            np.subtract(start_R, window - 1.0, out=m_KR[4 + 2 * i])
+        if self._bounded:
+            np.maximum(m_KR[3:], 0.0, out=m_KR[3:])
+        dot = m_KR.dot(m_KR.T).tolist()
+        every_pair, ends = dot[1][2] - (dot[1][1] - dot[0][1]) * 0.5, dot[0][2]
+        seen: list[float] = []
         last = 3
         for bound in self.windows:
             if bound is None:
-                values += (every_pair, ends)
+                seen += [every_pair, ends]
                 continue
             first = last + 1
             hidden = (dot[last][last] + dot[0][last] - dot[first][first] + dot[0][first]) * 0.5
-            values += (every_pair - hidden, ends - dot[0][first])
+            seen += [every_pair - hidden, ends - dot[0][first]]
             last += 2
-        return np.array(values)
+        return seen
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
         """The same as a value with names."""

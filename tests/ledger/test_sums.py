@@ -8,6 +8,7 @@ from ridgeline.ledger.sums import Summer
 from ridgeline.spec.cost import CONTEXT, PAIRS, PROJECTS, ROWS, TOKENS
 
 ROW = st.tuples(st.integers(0, 40), st.integers(1, 20))
+DECODE = st.tuples(st.integers(0, 40), st.just(1))
 
 
 def _count(start: int, count: int, window: int | None) -> tuple[int, int]:
@@ -18,7 +19,7 @@ def _count(start: int, count: int, window: int | None) -> tuple[int, int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ROW, min_size=1, max_size=6), st.integers(1, 30))
+@given(st.lists(ROW, min_size=1, max_size=6) | st.lists(DECODE, min_size=1, max_size=6), st.integers(1, 30))
 def test_pairs_and_keys_are_what_a_count_gives(rows: list[tuple[int, int]], window: int) -> None:
     sums = Summer((None, window)).sums([s for s, _ in rows], [c for _, c in rows], len(rows))
     for w in (None, window):
