@@ -25,27 +25,30 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, n: int = 1) -> Job:
+def jobs(draw: st.DrawFn, n: int = 1, most_prompt: int = 45, least_output: int = 1) -> Job:
     """Prompts share beginnings, so that whole and part blocks are found in the cache."""
-    prompt = draw(st.sampled_from(BASES))[:draw(st.integers(0, 45))]
+    prompt = draw(st.sampled_from(BASES))[:draw(st.integers(0, most_prompt))]
     prompt += tuple(draw(st.lists(st.integers(3, 96), min_size=1, max_size=5)))
     how = draw(st.sampled_from([
         {"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.3},
         {"temperature": 0.8}, {"temperature": 1.0, "top_k": 8}, {"temperature": 1.2, "top_p": 0.8},
         {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 0.5}]))
     return Job(prompt=prompt, at=draw(st.integers(0, 10)), params=SamplingParams(
-        n=n, seed=draw(st.integers(0, 2)), max_tokens=draw(st.integers(1, 16)),
+        n=n, seed=draw(st.integers(0, 2)), max_tokens=least_output + draw(st.integers(0, 15)),
         ignore_eos=draw(st.booleans()), min_tokens=draw(st.sampled_from([0, 4])), **how))
 
 
-def check(tiny: Tiny, what: str, setups: st.SearchStrategy[Setup], *, n: int = 1, examples: int = 4,
-          warm: Callable[[list[Job]], list[Job]] = lambda work: [], least_jobs: int = 2) -> Counter[str]:
+def check(tiny: Tiny, what: str, setups: st.SearchStrategy[Setup], *,
+          one: st.SearchStrategy[Job] | None = None,
+          warm: Callable[[list[Job]], list[Job]] = lambda work: [], least_jobs: int = 2,
+          examples: int = 6) -> Counter[str]:
     """Compare random work under random setups with each request alone; sums of the runs' numbers."""
     tally, sums = Tally(), Counter[str]()
+    one = jobs() if one is None else one
 
     @settings(max_examples=examples, deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))
-    @given(setup=setups, work=st.lists(jobs(n), min_size=least_jobs, max_size=6))
+    @given(setup=setups, work=st.lists(one, min_size=least_jobs, max_size=6))
     def compare(setup: Setup, work: list[Job]) -> None:
         run: Run = tally.compare(tiny, setup, work, warm=warm(work))
         sums.update({name: value for name, value in run.stats.items() if isinstance(value, int)})
@@ -80,14 +83,15 @@ def test_cached(tiny: Tiny) -> None:
 
 def test_forked(tiny: Tiny) -> None:
     """Each of n choices is what a request with its seed says alone."""
-    check(tiny, "forked", st.builds(Setup, depth=st.integers(1, 2), prefix_caching=st.booleans()), n=3)
+    check(tiny, "forked", st.builds(Setup, depth=st.integers(1, 2), prefix_caching=st.booleans()),
+          one=jobs(n=3))
 
 
 def test_preempted(tiny: Tiny) -> None:
-    """A pool that holds little more than the largest request: rows are preempted and resumed."""
-    setups = st.builds(Setup, num_pages=st.integers(34, 40), depth=st.integers(1, 2),
+    """Short prompts with long answers outgrow a small pool: rows are preempted and resumed."""
+    setups = st.builds(Setup, num_pages=st.integers(24, 30), depth=st.integers(1, 2),
                        prefix_caching=st.booleans(), max_step_tokens=st.sampled_from([16, 512]))
-    sums = check(tiny, "preempted", setups, n=2, least_jobs=5)
+    sums = check(tiny, "preempted", setups, one=jobs(most_prompt=12, least_output=20), least_jobs=5)
     assert sums["num_preemptions"] > 0
 
 
@@ -102,4 +106,4 @@ def test_everything_at_once(tiny: Tiny) -> None:
     setups = st.builds(Setup, num_pages=st.integers(40, 120), depth=st.integers(1, 2),
                        num_rows=st.integers(1, 6), prefix_caching=st.booleans(),
                        max_step_tokens=st.integers(6, 200))
-    check(tiny, "everything", setups, n=2, examples=300)
+    check(tiny, "everything", setups, one=jobs(n=2), examples=300)
