@@ -23,12 +23,11 @@ class Health:
         self._stall_s = stall_s
         self._num_steps = -1
         self._moved_s = clock.now()
-        self._dead: str | None = None
         self._stats: Mapping[str, Any] = {}
 
     async def watch(self) -> None:
         """Poll until the engine is gone. One in the middle of a long step answers late; that is no fault."""
-        while self._dead is None:
+        while self._engine.dead is None:
             await self._poll()
             await asyncio.sleep(POLL_S)
 
@@ -43,8 +42,8 @@ class Health:
 
     def trouble(self) -> str | None:
         """What is wrong with the engine, or None when it lives."""
-        if self._dead is not None:
-            return f"the engine is not running: {self._dead}"
+        if self._engine.dead is not None:
+            return f"the engine is not running: {self._engine.dead}"
         still_s = self._clock.now() - self._moved_s
         if still_s > self._stall_s:
             return f"no step has finished for {still_s:.0f} s although work is waiting"
@@ -53,8 +52,7 @@ class Health:
     async def _poll(self) -> None:
         try:
             stats = await self._engine.ask("stats")
-        except EngineDeadError as error:
-            self._dead = str(error)
+        except EngineDeadError:
             return
         idle = not stats["num_running"] and not stats["num_waiting"]
         if idle or stats["num_steps"] != self._num_steps:

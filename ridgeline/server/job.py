@@ -23,6 +23,11 @@ from ridgeline.spec.sampling import SamplingParams
 class Engine(Protocol):
     """What the server needs of the engine's client."""
 
+    @property
+    def dead(self) -> str | None:
+        """Why the engine cannot be used any more, or None."""
+        ...
+
     def submit(
         self,
         request_id: str,

@@ -152,15 +152,15 @@ A: dict[str, Any] = {
     "prompt": "A short story about a lamp:",
     "seed": 42,
     "temperature": 0.8,
-    "max_tokens": 32,
+    "max_tokens": 24,
     **ASK,
 }
-B: dict[str, Any] = {"prompt": "Recipes with rice and", "temperature": 1.3, "max_tokens": 40, "top_k": 5}
+B: dict[str, Any] = {"prompt": "Recipes with rice and", "temperature": 1.3, "max_tokens": 24, "top_k": 5}
 C: dict[str, Any] = {
     "prompt": "The moon",
     "seed": 7,
     "temperature": 0.2,
-    "max_tokens": 40,
+    "max_tokens": 24,
     "presence_penalty": 1.5,
 }
 

@@ -199,7 +199,7 @@ def test_c04_nobody_opens_a_turn_by_typing(server: Server, text: str) -> None:
 
 
 def _seen(server: Server, messages: list[Any]) -> tuple[int, str]:
-    answer = server.chat(messages=messages, max_tokens=16)
+    answer = server.chat(messages=messages, max_tokens=8)
     return answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]
 
 

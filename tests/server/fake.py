@@ -35,6 +35,7 @@ class FakeEngine:
     def __init__(self, text: TextLayer, answer: str = "hello") -> None:
         self.tokenizer = text.need_tokenizer()
         self.answer = answer
+        self.dead: str | None = None
         self.refuse: RequestError | None = None
         self.gate: asyncio.Event | None = None
         self.fail_after: int | None = None

@@ -10,7 +10,6 @@ import pytest
 from starlette.types import ASGIApp
 
 from ridgeline.base.clock import VirtualClock
-from ridgeline.base.errors import EngineDeadError
 from ridgeline.server.access import OPEN, Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
@@ -245,11 +244,7 @@ async def test_health_tells_progress_and_death_apart() -> None:
     await health.gauges()
     assert (await call(app, "GET", "/health")).status == 200
 
-    async def dead(what: str) -> dict[str, Any]:
-        raise EngineDeadError("killed by signal 9")
-
-    engine.ask = dead  # type: ignore[method-assign]
-    await health.gauges()
+    engine.dead = "killed by signal 9"
     assert "signal 9" in (await call(app, "GET", "/health")).json["status"]
 
 
