@@ -56,7 +56,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", help="local folder, GGUF file or Hub id; default: SmolLM2-135M-Instruct"
     )
-    group = parser.add_argument_group("model")
+    _add_model_flags(parser.add_argument_group("model"))
+    _add_memory_flags(parser.add_argument_group("memory and batching"))
+    _add_machine_flags(parser.add_argument_group("machine"))
+
+
+def _add_model_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--tokenizer", metavar="PATH", help="take the tokenizer from here instead of from the model"
     )
@@ -83,7 +88,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="fields that replace those of the checkpoint's config; null drops one",
     )
     group.add_argument("--quantization", help="weight scheme; default: the checkpoint's own")
-    group = parser.add_argument_group("memory and batching")
+
+
+def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--max-model-len", type=count, metavar="TOKENS", help="prompt and output together; 32k is 32768"
     )
@@ -111,7 +118,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="recompute the whole context at every step: a slow twin for comparison",
     )
     group.add_argument("--policy", default="fcfs", help="order of waiting requests: fcfs or priority")
-    group = parser.add_argument_group("machine")
+
+
+def _add_machine_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument("--threads", type=count, metavar="N", help="compute threads")
     group.add_argument("--seed", type=int, default=0, help="of requests that bring no seed (0)")
