@@ -42,6 +42,8 @@ class Executor(Protocol):
         ...
 
     def finish(self, ticket: int, now: float) -> StepResult:
-        """Wait for a step. Tickets are finished in the order begun. Raises only when the executor itself is
-        broken."""
+        """Wait for a step. Tickets are finished in the order begun.
+
+        EngineDeadError when the executor itself is broken; any other error fails the rows of this step alone.
+        """
         ...
