@@ -135,6 +135,8 @@ class Choice:
         )
 
     def _take_text(self, news: News, side: "_TextSide") -> Delta:
+        if side.plain and news.finish is None and not news.logprobs:
+            return self._take_plain(news.new_tokens, side)
         tokens, count = news.new_tokens, len(news.new_tokens)
         ends_at = count - 1 if news.finish == "stop" and not self._params.include_stop_str_in_output else None
         pieces: list[str] = []
@@ -171,6 +173,14 @@ class Choice:
             abort_keep=keep,
         )
 
+    def _take_plain(self, tokens: list[int], side: "_TextSide") -> Delta:
+        """The common news: tokens in the middle of a text that nothing but the engine ends."""
+        text = side.feed_plain(tokens)
+        if text:
+            self._parts.append(text)
+        self.token_ids += tokens
+        return Delta(text=text, token_ids=tokens)
+
 
 class _TextSide:
     """Detokenizer, stop strings and held log-probabilities of one choice, moving together."""
@@ -182,6 +192,15 @@ class _TextSide:
         self._decoded = 0  # characters out of the detokenizer
         self._released = 0  # characters given on
         self._held: list[LogprobEntry] = []
+        self.plain = not params.stop
+
+    def feed_plain(self, tokens: Sequence[int]) -> str:
+        """Tokens without log-probabilities, when there are no stop strings."""
+        feed = self._detokenizer.feed
+        text = feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
+        self._decoded += len(text)
+        self._released += len(text)
+        return text
 
     def feed(
         self, token: int, logprobs: Logprobs | None, *, hidden: bool, armed: bool

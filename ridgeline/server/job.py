@@ -8,8 +8,9 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.frontend.generation import Choice, Delta, Generation, LogprobEntry
@@ -45,8 +46,7 @@ class Engine(Protocol):
     async def ask(self, what: str) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A delta of one choice, numbered over all prompts: prompt index times n plus the prompt's own choice."""
 
     index: int

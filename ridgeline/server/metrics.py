@@ -146,55 +146,65 @@ class RequestClock:
         return PromptClock(self._metrics, self._arrived_s, num_choices)
 
 
+@dataclass(slots=True)
+class _ChoiceTimes:
+    """First and last are 0 until the first token has come."""
+
+    num_output: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    ended: bool = False
+
+
 class PromptClock:
     """The times of one prompt's choices, observed as their news comes."""
 
     def __init__(self, metrics: Metrics, arrived_s: float, num_choices: int) -> None:
         self._metrics = metrics
         self._arrived_s = arrived_s
-        self._open = set(range(num_choices))
-        self._first_s: dict[int, float] = {}
-        self._last_s: dict[int, float] = {}
-        self._num_output = dict.fromkeys(range(num_choices), 0)
+        self._choices = [_ChoiceTimes() for _ in range(num_choices)]
+        self._prompt_seen = False
+        self._gaps = metrics.histograms["inter_token_latency_seconds"]
 
     def seen(self, news: News, delta: Delta, now: float) -> None:
         """News of a choice has come, and this is what it added."""
         if delta.token_ids:
-            self._tokens(news.choice, len(delta.token_ids), news.num_prompt, now)
+            self._tokens(self._choices[news.choice], len(delta.token_ids), news.num_prompt, now)
         if delta.finish is not None:
-            self._finish(news.choice, delta.finish, now)
+            self._finish(self._choices[news.choice], delta.finish, now)
         if news.finish is not None:
             self._engine_times(news.times_s)
 
     def end(self, reason: str, now: float) -> None:
         """Choices that are still open end like this."""
-        for choice in sorted(self._open):
-            self._finish(choice, reason, now)
+        for choice in self._choices:
+            if not choice.ended:
+                self._finish(choice, reason, now)
 
-    def _tokens(self, choice: int, count: int, num_prompt: int, now: float) -> None:
-        metrics, observe = self._metrics, self._metrics.histograms
-        if not self._first_s:
-            metrics.counters["prompt_tokens_total"] += num_prompt
-            observe["request_prompt_tokens"].observe(num_prompt)
-        metrics.counters["generation_tokens_total"] += count
-        self._num_output[choice] += count
-        if choice not in self._first_s:
-            self._first_s[choice] = now
-            observe["time_to_first_token_seconds"].observe(now - self._arrived_s)
-        else:
-            gap = (now - self._last_s[choice]) / count
+    def _tokens(self, choice: _ChoiceTimes, count: int, num_prompt: int, now: float) -> None:
+        self._metrics.counters["generation_tokens_total"] += count
+        if choice.num_output:
+            gap = (now - choice.last_s) / count
             for _ in range(count):
-                observe["inter_token_latency_seconds"].observe(gap)
-        self._last_s[choice] = now
+                self._gaps.observe(gap)
+        else:
+            choice.first_s = now
+            self._metrics.histograms["time_to_first_token_seconds"].observe(now - self._arrived_s)
+            if not self._prompt_seen:
+                self._prompt_seen = True
+                self._metrics.counters["prompt_tokens_total"] += num_prompt
+                self._metrics.histograms["request_prompt_tokens"].observe(num_prompt)
+        choice.num_output += count
+        choice.last_s = now
 
-    def _finish(self, choice: int, reason: str, now: float) -> None:
-        self._open.discard(choice)
-        observe, count = self._metrics.histograms, self._num_output[choice]
+    def _finish(self, choice: _ChoiceTimes, reason: str, now: float) -> None:
+        choice.ended = True
+        observe, count = self._metrics.histograms, choice.num_output
         self._metrics.finished[reason] += 1
         observe["e2e_request_latency_seconds"].observe(now - self._arrived_s)
         observe["request_generation_tokens"].observe(count)
         if count > 1:
-            mean = (self._last_s[choice] - self._first_s[choice]) / (count - 1)
+            mean = (choice.last_s - choice.first_s) / (count - 1)
             observe["request_time_per_output_token_seconds"].observe(mean)
 
     def _engine_times(self, times_s: Mapping[str, float]) -> None:
