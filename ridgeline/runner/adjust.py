@@ -49,6 +49,11 @@ class Adjustments:
         self._text_CL = torch.zeros(0, 0, dtype=torch.long, device=device)
         self._counts_CV = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)  # of output tokens
 
+    @property
+    def num_places(self) -> int:
+        """Texts there is memory for: grows to the most rows that ever had penalties at once."""
+        return len(self._counts_CV)
+
     def start(self, start: RowStart) -> None:
         """A request takes a row, with what is known of its text."""
         before, params = self._rows.pop(start.row, None), start.params

@@ -16,7 +16,8 @@ from torch import Tensor
 from ridgeline.runner import noise
 from ridgeline.runner.order import block_ids, top
 
-FIRST_BLOCKS = 4
+FIRST_BLOCKS = 4  # looked at before the bounds of the others are
+MASS_BLOCKS = 16  # whose mass is known first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,6 @@ class Draw:
     @property
     def num_rows(self) -> int:
         return len(self.best)
-
-    def some(self, which: Tensor) -> "Draw":
-        """Some of the rows, by index."""
-        return Draw(logits_RBX=self.logits_RBX[which], max_RB=self.max_RB[which], best=self.best[which],
-                    temperature=self.temperature[which], top_k=self.top_k[which], top_p=self.top_p[which],
-                    log_min_p=self.log_min_p[which], keys=self.keys[:, which], codes_BX=self.codes_BX)
 
     def scaled(self, logits: Tensor, row: Tensor) -> Tensor:
         """Logits of rows `row` (broadcast), scaled, float64."""
@@ -82,73 +77,97 @@ def draw_from_all(draw: Draw, noise_RB: Tensor) -> Tensor:
     """
     least = draw.best + draw.temperature * draw.log_min_p
     before = torch.full_like(draw.top_k, draw.codes_BX.numel())
-    tokens = _race(draw, noise_RB, least, before)
+    tokens = _race(draw, noise_RB, torch.arange(draw.num_rows, device=least.device), least, before)
     left = (draw.top_p < 1.0).nonzero().squeeze(1)
     if not len(left):
         return tokens
-    part, noise_LB = draw.some(left), noise_RB[left]
-    nucleus = _Nucleus(part)
-    at = torch.arange(len(left), device=left.device)
+    nucleus = _Nucleus(draw)
     while True:
-        values, inside = nucleus.holds(tokens[left], at)
+        values, inside = nucleus.holds(tokens[left], left)
         if inside.all():
             return tokens
-        left, at, values = left[~inside], at[~inside], values[~inside]
-        tokens[left] = _race(part.some(at), noise_LB[at], values.double(), tokens[left])
+        left, values = left[~inside], values[~inside]
+        tokens[left] = _race(draw, noise_RB, left, values.double(), tokens[left])
 
 
 class _Nucleus:
-    """Which tokens top_p admits: those with less than top_p of the mass ahead of them in order."""
+    """Which tokens top_p admits: those with less than top_p of the mass ahead of them in order.
+
+    Mass is exp(scaled logit). The whole of it is summed only for a row whose token lies near the border: else
+    a few blocks, which bound it from below, tell that the token is inside.
+    """
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        scaled_RBX = draw.logits_RBX - draw.best.float()[:, None, None]
-        scaled_RBX.div_(draw.temperature.float()[:, None, None])
-        if (draw.log_min_p > -torch.inf).any():
-            scaled_RBX.masked_fill_(scaled_RBX < draw.log_min_p.float()[:, None, None], -torch.inf)
-        self._mass_RBX = scaled_RBX.exp_()
-        self._admitted = draw.top_p * self._mass_RBX.flatten(1).sum(1, dtype=torch.float64)
+        self._has_min_p = bool((draw.log_min_p > -torch.inf).any())
+        blocks = draw.max_RB.topk(min(MASS_BLOCKS, draw.max_RB.shape[1])).indices
+        row_R1 = torch.arange(draw.num_rows, device=blocks.device).unsqueeze(1)
+        self._least = self._mass(row_R1, blocks)[0].flatten(1).sum(1, dtype=torch.float64)
+        self._whole = torch.full_like(self._least, torch.nan)
 
     def holds(self, tokens: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """(logits, whether admitted) of tokens [N] of rows at [N]; the first token in order always is."""
         draw = self._draw
         value = draw.logits_RBX.flatten(1)[at, tokens]
         pair, block = (draw.max_RB[at] >= value.unsqueeze(1)).nonzero().unbind(1)
-        row, value_P1 = at[pair], value[pair].unsqueeze(1)
+        mass, logits = self._mass(at[pair], block)
+        value_P1 = value[pair].unsqueeze(1)
+        is_ahead, tied = logits > value_P1, logits == value_P1
+        if tied.sum() > len(tokens):
+            is_ahead |= tied & (block_ids(block) < tokens[pair].unsqueeze(1))
+        ahead = torch.zeros_like(draw.best[at])
+        ahead.index_add_(0, pair, mass.mul_(is_ahead).sum(1, dtype=torch.float64))
+        inside = (ahead < draw.top_p[at] * self._least[at]) | (ahead == 0.0)
+        if not inside.all():
+            inside |= ahead < draw.top_p[at] * self._total(at, ~inside)
+        return value, inside
+
+    def _total(self, at: Tensor, needed: Tensor) -> Tensor:
+        """The whole mass of rows at [N], exact where needed [N]."""
+        due = at[needed & self._whole[at].isnan()]
+        every = torch.arange(self._draw.max_RB.shape[1], device=at.device)
+        self._whole[due] = self._mass(due.unsqueeze(1), every)[0].flatten(1).sum(1, dtype=torch.float64)
+        return self._whole[at]
+
+    def _mass(self, row: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+        """(mass, logits) of the tokens in blocks `block` of rows `row` (broadcast), both [..., X]."""
+        draw = self._draw
         logits = draw.logits_RBX[row, block]
-        behind = logits < value_P1
-        behind |= (logits == value_P1) & (block_ids(block) >= tokens[pair].unsqueeze(1))
-        mass = self._mass_RBX[row, block].masked_fill_(behind, 0.0).sum(1, dtype=torch.float64)
-        ahead = torch.zeros_like(draw.best[at]).index_add_(0, pair, mass)
-        return value, (ahead < self._admitted[at]) | (ahead == 0.0)
+        scaled = logits - draw.best.float()[row].unsqueeze(-1)
+        scaled.div_(draw.temperature.float()[row].unsqueeze(-1))
+        if self._has_min_p:
+            scaled.masked_fill_(scaled < draw.log_min_p.float()[row].unsqueeze(-1), -torch.inf)
+        return scaled.exp_(), logits
 
 
-def _race(draw: Draw, noise_RB: Tensor, least: Tensor, before: Tensor) -> Tensor:
-    """The winner, int64 [R], among tokens with logit > least, or == least and id < before (all [R])."""
-    row_R1 = torch.arange(draw.num_rows, device=least.device).unsqueeze(1)
-    bound_RB = draw.scaled(draw.max_RB, row_R1) + noise.gumbel_of(noise_RB)
-    bound_RB.masked_fill_(draw.max_RB < least.unsqueeze(1), -torch.inf)
-    blocks = bound_RB.topk(min(FIRST_BLOCKS, bound_RB.shape[1])).indices
-    row, block = row_R1.expand_as(blocks).flatten(), blocks.flatten()
-    score, token = _best_of_blocks(draw, row, block, least, before)
-    reached = torch.full_like(least, -torch.inf).scatter_reduce_(0, row, score, "amax")
-    bound_RB.scatter_(1, blocks, -torch.inf)
-    more_row, more_block = (bound_RB >= reached.unsqueeze(1)).nonzero().unbind(1)
-    if len(more_row):
-        more_score, more_token = _best_of_blocks(draw, more_row, more_block, least, before)
-        row, score = torch.cat([row, more_row]), torch.cat([score, more_score])
-        token = torch.cat([token, more_token])
-        reached.scatter_reduce_(0, more_row, more_score, "amax")
-    won = score == reached[row]
-    return torch.full_like(before, draw.codes_BX.numel()).scatter_reduce_(0, row[won], token[won], "amin")
+def _race(draw: Draw, noise_RB: Tensor, at: Tensor, least: Tensor, before: Tensor) -> Tensor:
+    """The winners, int64 [N], of rows at [N], each among the tokens with logit > least, or == least and id <
+    before (both [N])."""
+    at_N1 = at.unsqueeze(1)
+    max_NB = draw.max_RB[at]
+    bound_NB = draw.scaled(max_NB, at_N1) + noise.gumbel_of(noise_RB[at])
+    bound_NB.masked_fill_(max_NB < least.unsqueeze(1), -torch.inf)
+    first_NB = bound_NB.topk(min(FIRST_BLOCKS, bound_NB.shape[1])).indices
+    place = torch.arange(len(at), device=at.device).unsqueeze(1).expand_as(first_NB).flatten()
+    score, token = _best_of_blocks(draw, at[place], first_NB.flatten(), least[place], before[place])
+    reached = torch.full_like(least, -torch.inf).scatter_reduce_(0, place, score, "amax")
+    bound_NB.scatter_(1, first_NB, -torch.inf)
+    more, block = (bound_NB >= reached.unsqueeze(1)).nonzero().unbind(1)
+    if len(more):
+        further = _best_of_blocks(draw, at[more], block, least[more], before[more])
+        reached.scatter_reduce_(0, more, further[0], "amax")
+        place, score = torch.cat([place, more]), torch.cat([score, further[0]])
+        token = torch.cat([token, further[1]])
+    won = score == reached[place]
+    return torch.full_like(at, draw.codes_BX.numel()).scatter_reduce_(0, place[won], token[won], "amin")
 
 
 def _best_of_blocks(draw: Draw, row: Tensor, block: Tensor, least: Tensor,
                     before: Tensor) -> tuple[Tensor, Tensor]:
-    """The best score and its token in each of P (row, block) pairs."""
-    row_P1 = row.unsqueeze(1)
-    logits, ids = draw.logits_RBX[row, block], block_ids(block)
+    """The best score and its token in each of P (row, block) pairs; least and before as in _race, [P]."""
+    row_P1, least_P1 = row.unsqueeze(1), least.unsqueeze(1)
+    logits = draw.logits_RBX[row, block]
     score = draw.scaled(logits, row_P1) + draw.noise(draw.codes_BX[block], row_P1)
-    out = (logits < least[row_P1]) | ((logits == least[row_P1]) & (ids >= before[row_P1]))
+    out = (logits < least_P1) | ((logits == least_P1) & (block_ids(block) >= before.unsqueeze(1)))
     best, place = score.masked_fill_(out, -torch.inf).max(1)
-    return best, block * ids.shape[1] + place
+    return best, block * draw.codes_BX.shape[1] + place

@@ -25,7 +25,8 @@ from ridgeline.schedule.plan import RowStart
 
 __all__ = ["SampleOut", "Sampler", "gumbel"]
 
-NOISE_TOKENS = 1 << 20  # noise numbers held at once, 4 MiB twice: more would leave the caches
+# noise numbers held at once, 4 bytes twice: what a CPU's caches hold; on a GPU few and wide launches
+NOISE_TOKENS = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Sampler:
         self._adjust = Adjustments(vocab_size, device)
         num_blocks = -(-vocab_size // BLOCK)
         self._codes_BX = noise.token_codes(num_blocks * BLOCK).view(num_blocks, BLOCK).to(device)
-        self._noise_rows = max(1, min(num_rows, NOISE_TOKENS // (num_blocks * BLOCK)))
+        self._noise_rows = max(1, min(num_rows, NOISE_TOKENS[device.type] // (num_blocks * BLOCK)))
         shape = (self._noise_rows, num_blocks, BLOCK)
         self._noise = torch.empty(shape, dtype=torch.int32, device=device)
         self._scratch = torch.empty(shape, dtype=torch.int32, device=device)

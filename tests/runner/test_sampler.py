@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.runner.adjust import Adjustments
 from ridgeline.runner.sampler import Sampler, gumbel
 from ridgeline.schedule.plan import RowStart
 from ridgeline.spec.sampling import SamplingParams
@@ -111,6 +112,34 @@ def test_neighbours_and_places_do_not_show(params: SamplingParams, others: list[
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("params", [
+    PLAIN, replace(PLAIN, temperature=0.5), replace(PLAIN, min_p=0.01), replace(PLAIN, top_p=0.4),
+    replace(PLAIN, top_p=0.95), replace(PLAIN, top_p=0.9, min_p=0.02), replace(PLAIN, top_k=30),
+    replace(PLAIN, top_k=2000, top_p=0.8),
+], ids=["plain", "cold", "min_p", "small", "nucleus", "both", "few", "many"])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0])
+def test_draws_from_a_large_vocabulary_are_exact(params: SamplingParams, spread: float) -> None:
+    """Over hundreds of blocks, flat or peaked, the winner is that of a race run over everything at once."""
+    vocab_size, num_rows = 20011, 12
+    sampler, rows = Sampler(num_rows, vocab_size, CPU), list(range(num_rows))
+    for row in rows:
+        Row(params, row, [1], []).start(sampler, row)
+    for position in (1, 2, 3):
+        logits = logits_of(position, num_rows, vocab_size, spread, 0.0)
+        logits[::3, :50] += 3 * spread
+        expected = []
+        for row in rows:
+            scaled, ids = (logits[row].double() / params.temperature).sort(descending=True, stable=True)
+            mass = (scaled - scaled[0]).exp()
+            mass[mass < params.min_p] = 0.0
+            if params.top_k:
+                mass[params.top_k :] = 0.0
+            inside = (mass.cumsum(0) - mass < params.top_p * mass.sum()) & (mass > 0)
+            score = scaled + gumbel(row, position, ids)
+            expected.append(int(ids[score.masked_fill(~inside, -torch.inf).argmax()]))
+        assert sample(sampler, logits, rows, [position] * num_rows) == expected
+
+
 def test_tiny_temperatures_are_greedy() -> None:
     """From 1e-12 to 1e-3 the best token wins, whatever the noise, and nothing becomes NaN (C-10)."""
     logits = logits_of(0, 8, 300, 5.0, 0.0)
@@ -150,10 +179,10 @@ def test_rows_that_are_not_finite_fail_alone() -> None:
 def test_sampling_a_position_again_gives_the_same_token() -> None:
     """A step that is run again (a neighbour broke) must not count its tokens twice."""
     row = Row(replace(PLAIN, frequency_penalty=2.0, repetition_penalty=1.5), 3, [1, 2], [])
-    sampler = Sampler(1, 50, CPU)
+    sampler = Sampler(1, 8, CPU)
     row.start(sampler, 0)
-    for step in range(6):
-        logits = logits_of(step, 1, 50, 1.0, 0.0)
+    for step in range(20):
+        logits = logits_of(step, 1, 8, 1.0, 0.0)
         first, again = (sample(sampler, logits, [0], [row.position])[0] for _ in range(2))
         assert first == again == row.expected(logits[0])
         row.output.append(first)
@@ -174,8 +203,8 @@ def test_a_resumed_row_goes_on_as_if_never_preempted() -> None:
         row.output.append(token)
 
 
-def test_more_penalized_rows_than_places_kept_so_far() -> None:
-    """The texts kept for penalties grow in number and length, and places are used again."""
+def test_more_penalized_rows_than_before() -> None:
+    """The texts kept for penalties grow in number and length."""
     sampler, logits = Sampler(12, 40, CPU), logits_of(5, 12, 40, 2.0, 0.0)
     for round_ in range(3):
         rows = [Row(replace(PLAIN, repetition_penalty=1.4), n, [n, round_] * (1 + 150 * round_), [n])
@@ -184,6 +213,16 @@ def test_more_penalized_rows_than_places_kept_so_far() -> None:
             row.start(sampler, place)
         tokens = sample(sampler, logits, list(range(12)), [row.position for row in rows])
         assert tokens == [row.expected(logits[i]) for i, row in enumerate(rows)]
+
+
+def test_places_of_texts_are_used_again() -> None:
+    """Requests that come and go on a row leave nothing behind."""
+    adjust = Adjustments(40, CPU)
+    for request in range(50):
+        params = replace(PLAIN, presence_penalty=0.5 if request % 3 else 0.0)
+        adjust.start(RowStart(request=request, row=request % 4, params=params, seed=0, stop_token_ids=(),
+                              prompt=np.ones(3, np.int32), output=np.zeros(0, np.int32)))
+    assert adjust.num_places == 4
 
 
 def test_noise_has_one_definition() -> None:
