@@ -11,10 +11,9 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.trace import RingTrace, StepRecord
 from ridgeline.bench.drive import Driver, Prompts, Shape
 from ridgeline.bench.offline import step_bytes
-from ridgeline.bench.probe import probe_machine
 from ridgeline.bench.report import StepOf
 from ridgeline.engine.build import build_engine
-from ridgeline.ledger.price import Price
+from ridgeline.engine.probe import probe_machine
 from ridgeline.ledger.profile import MachineProfile
 
 WORKLOAD = Shape(num_requests=12, concurrency=4, prompt_tokens=160, output_tokens=48)
@@ -36,7 +35,7 @@ def measure() -> tuple[list[Drawn], MachineProfile, str]:
     engine = build_engine(EngineConfig(progress=False), trace=trace)
     try:
         machine = probe_machine("figure", step_bytes(engine.account))
-        price = Price(engine.account, machine.hardware(), flops_per_s=machine.hardware().peak_rate)
+        price = engine.price(machine)
         driver = Driver(engine.loop, trace, WallClock(), Prompts(engine.spec.vocab_size, seed=1))
         driver.run(WARM_UP)
         steps = driver.run(WORKLOAD).steps
@@ -51,9 +50,8 @@ def draw(steps: list[Drawn], machine: MachineProfile, what: str) -> str:
     floor_s, busy_s = sum(floor for _, floor in steps), sum(record.measured_s for record, _ in steps)
     parts = [_text(LEFT, 20, f"{what}: {WORKLOAD.num_requests} requests, {WORKLOAD.concurrency} at a time; "
                    f"floor {floor_s:.2f} s of {busy_s:.2f} s measured ({floor_s / busy_s:.0%})", 14),
-             _text(LEFT, 38, f"{machine.about['processor']}, {machine.threads} threads, read "
-                   f"{machine.read_bytes_per_s / 1e9:.1f} GB/s, product "
-                   f"{machine.hardware().peak_rate / 1e9:.0f} GFLOP/s in the same run", 12)]
+             _text(LEFT, 38, f"{machine.about['processor']}, {machine.threads} threads; measured in the same "
+                   f"run: {machine.text()}", 12)]
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = TOP + down * (1 - share)
         parts += [f'<path d="M{LEFT} {y:.1f}H{WIDTH - 16}" stroke="#ccc" stroke-width=".7"/>',

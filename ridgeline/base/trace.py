@@ -23,8 +23,8 @@ class StepRecord:
     running, waiting: requests after the plan. used_pages, free_pages: of the arena after the plan.
     num_preemptions: made by this plan. num_failed: rows that ended with an error. begun_s: handed to the
     executor; started_s, finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s:
-    what the executor said it would take (None: it could not say); measured_s: what it took; floor_s: the
-    roofline's price (None without one).
+    what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
+    what it took; floor_s: the roofline's price (None without one).
     """
 
     step: int
@@ -59,7 +59,8 @@ class RequestRecord:
     """One ended choice of a request. token_times_s: when each output token was committed; may be left empty.
 
     num_cached: prompt tokens reused from the cache. wasted_tokens: computed again after a preemption, or past
-    the end. first_scheduled_s and first_token_s are None when it ended before.
+    the end. first_scheduled_s and first_token_s are None when it ended before. floor_s: what its uncached
+    prompt and its tokens must take when nothing else runs (None without a price).
     """
 
     id: str
@@ -76,6 +77,7 @@ class RequestRecord:
     first_scheduled_s: float | None
     first_token_s: float | None
     finished_s: float
+    floor_s: float | None = None
     token_times_s: tuple[float, ...] = ()
 
 

@@ -6,19 +6,19 @@ prompts; a short round warms up before.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RingTrace
 from ridgeline.bench.drive import Driver, Prompts, Round, Shape
-from ridgeline.bench.probe import better, probe_machine
 from ridgeline.bench.report import Report, summarize
 from ridgeline.bench.tables import step_table
 from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.floors import step_key
+from ridgeline.engine.probe import better, probe_machine
 from ridgeline.ledger.account import Account
-from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile, save_profile
 from ridgeline.ledger.sums import Summer
 
@@ -35,7 +35,8 @@ class BenchArgs:
 
     The workload's numbers are None for the defaults: 128 tokens in and out; 5 requests for latency, 16 at a
     time and as many in all for throughput. json: one JSON object instead of text. profile: the name under
-    which "probe" saves what it measured (a path when it ends in .json). seed: of the prompts.
+    which "probe" saves what it measured (a path when it ends in .json), None for this machine's own, which
+    engines use. seed: of the prompts.
     """
 
     what: str
@@ -72,10 +73,10 @@ def _shape(args: BenchArgs) -> Shape | None:
     given = [flag for flag in useless if workload[flag] is not None]
     if given:
         raise ConfigError(f"bench {args.what} has no use for {' and '.join(given)}: leave it out")
-    if (args.profile is not None) != (args.what == "probe"):
-        raise ConfigError("bench probe saves a profile and needs --profile NAME; others have no use for it")
     if args.what == "probe":
         return None
+    if args.profile is not None:
+        raise ConfigError(f"bench {args.what} saves no profile: leave out --profile, or run bench probe")
     concurrency = 1 if args.what == "latency" else args.concurrency or _CONCURRENCY
     requests = args.num_requests or (_LATENCY_REQUESTS if args.what == "latency" else concurrency)
     if args.output_tokens == 1:
@@ -95,8 +96,7 @@ def _measure(args: BenchArgs, engine: Engine, driver: Driver, shape: Shape) -> s
 
 
 def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, done: Round) -> Report:
-    device = machine.hardware()
-    price = Price(engine.account, device, flops_per_s=device.peak_rate)
+    price = engine.price(machine)
     decodes = [s for s in done.steps if s.num_chunks == 0 and s.num_decodes == shape.concurrency]
     chunks = [s for s in done.steps if s.num_decodes == 0]
     return Report(what=what, model=engine.name, numerics=engine.numerics, concurrency=shape.concurrency,
@@ -106,18 +106,20 @@ def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, do
 
 
 def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
-    assert args.profile is not None
-    machine = probe_machine(args.profile, step_bytes(engine.account))
+    """Measure and save; the machine's own profile keeps the tables of other models."""
+    own = engine.profile
+    machine = probe_machine(args.profile or own.name, step_bytes(engine.account))
     capacity = engine.capacity
     table = step_table(driver, max_rows=capacity.num_rows, max_chunk=capacity.max_step_tokens)
-    profile = machine.with_table(f"{engine.name}:{engine.numerics}", table)
+    others = own.tables if machine.name == own.name else {}
+    profile = replace(machine, tables=others).with_table(step_key(engine.name, engine.numerics), table)
     path = save_profile(profile)
     if args.json:
         return path.read_text(encoding="utf-8").strip()
     times = [*zip(table.rows, table.row_s, strict=True), *zip(table.chunk, table.chunk_s, strict=True)]
     kinds = ["decodes"] * len(table.rows) + ["tokens of a chunk"] * len(table.chunk)
     lines = [f"{n:5} {kind}: {seconds * 1e3:.3g} ms" for (n, seconds), kind in zip(times, kinds, strict=True)]
-    return "\n".join([f"read {profile.read_bytes_per_s / 1e9:.3g} GB/s", *lines, f"saved as {path}"])
+    return "\n".join([profile.text(), *lines, f"saved as {path}"])
 
 
 def step_bytes(account: Account) -> int:

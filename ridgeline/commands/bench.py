@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16)")
     group.add_argument("--num-requests", type=count, metavar="N", help="in all (latency: 5, throughput: 16)")
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    group.add_argument("--profile", metavar="NAME", help="where probe saves what it measured")
+    group.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="of what probe saves; default: this machine's own, which its engines use",
+    )
     add_engine_flags(parser)
 
 

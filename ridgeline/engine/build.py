@@ -5,7 +5,6 @@ Owns the order of a start and says once what it chose. What each part does is it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import torch
@@ -16,12 +15,16 @@ from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
-from ridgeline.engine.machine import available_bytes, num_cores
+from ridgeline.engine.floors import machine_profile, price_of, prices_of
+from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
 from ridgeline.engine.sizes import decide_sizes, decide_threads
 from ridgeline.engine.startup import Startup
+from ridgeline.kernels.cpu.native import native
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.account import Account, account
+from ridgeline.ledger.price import Price
+from ridgeline.ledger.profile import MachineProfile
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.nn.build import build_model
@@ -43,7 +46,8 @@ class Engine:
     """Everything that runs one model in this process.
 
     name: how the model is served. numerics: the numeric path in a word. account: FLOPs and bytes of a step,
-    weights as they are held. info: the answer to "info"; its keys are in `_info`.
+    weights as they are held. profile: of this machine, what the records' floors are made of. info: the answer
+    to "info"; its keys are in `_info`.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Engine:
     numerics: str
     capacity: Capacity
     account: Account
+    profile: MachineProfile
     loop: Loop
     executor: LocalExecutor
     trace: Trace | None
@@ -62,6 +67,10 @@ class Engine:
         """SamplingParams with the model's own defaults, where its files state some."""
         stated: Mapping[str, Any] = self.checkpoint.sampling_defaults
         return SamplingParams(**stated)
+
+    def price(self, profile: MachineProfile) -> Price:
+        """The floors of this engine's steps at the rates of a profile."""
+        return price_of(self.account, self.numerics, profile)
 
     def close(self) -> None:
         """End the executor's worker and the trace; the loop must not be stepped any more."""
@@ -91,7 +100,11 @@ def build_engine(
             load_format=config.load_format,
             overrides=config.hf_overrides,
         )
+    with startup.phase("kernels"):
+        native()  # built here when they are not there yet, so that no other phase takes the blame
     numerics = choose_numerics(config, checkpoint, startup)
+    with startup.phase("profile"):
+        profile = machine_profile(threads, startup)
     with startup.phase("weights"):
         weights = load_weights(
             checkpoint, numerics.policy, device=device, progress=config.progress,
@@ -112,18 +125,21 @@ def build_engine(
         cache=config.cache,
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    whole_trace = _trace(config, checkpoint.name, numerics.name, trace)
+    whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
+    bill = _account(checkpoint.spec, weights, numerics)
+    prices = prices_of(bill, checkpoint.name, numerics.name, profile)
     return Engine(
         name=checkpoint.name,
         checkpoint=checkpoint,
         spec=checkpoint.spec,
         numerics=numerics.name,
         capacity=capacity,
-        account=_account(checkpoint.spec, weights, numerics),
-        loop=Loop(scheduler, executor, clock, whole_trace),
+        account=bill,
+        profile=profile,
+        loop=Loop(scheduler, executor, clock, whole_trace, prices),
         executor=executor,
         trace=whole_trace,
-        info=_info(config, checkpoint, capacity, weights, startup)
+        info=_info(config, checkpoint, capacity, weights, profile, startup)
         | {"max_request_tokens": scheduler.max_request_tokens},
     )
 
@@ -159,10 +175,17 @@ def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> Non
     startup.choose("max_request_tokens", most, why)
 
 
-def _trace(config: EngineConfig, name: str, numerics: str, given: Trace | None) -> Trace | None:
+def _trace(
+    config: EngineConfig, name: str, numerics: str, profile: MachineProfile, given: Trace | None
+) -> Trace | None:
     traces = [given] if given is not None else []
     if config.trace_file is not None:
-        traces.append(JsonlTrace(config.trace_file, {"model": name, "numerics": numerics}))
+        rates = {f"{dtype}_flops_per_s": rate for dtype, rate in profile.flops_per_s.items()}
+        about: dict[str, str | int | float] = {
+            "model": name, "numerics": numerics, "profile": profile.name, "threads": profile.threads,
+            "read_bytes_per_s": profile.read_bytes_per_s, **rates,
+        }  # fmt: skip
+        traces.append(JsonlTrace(config.trace_file, about))
     return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
 
 
@@ -187,12 +210,14 @@ def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:
 
 
 def _info(
-    config: EngineConfig, checkpoint: Checkpoint, capacity: Capacity, weights: Weights, startup: Startup
-) -> dict[str, Any]:
-    """What the engine is, JSON-able. startup: seconds by phase, and each choice with its reason."""
+    config: EngineConfig, checkpoint: Checkpoint, capacity: Capacity, weights: Weights,
+    profile: MachineProfile, startup: Startup,
+) -> dict[str, Any]:  # fmt: skip
+    """What the engine is, JSON-able. profile: the rates that floors are made of. startup: seconds by phase,
+    and each choice with its reason."""
     spec = checkpoint.spec
     return {
-        "version": _version(),
+        "version": own_version(),
         "name": checkpoint.name,
         "path": None if checkpoint.path is None else str(checkpoint.path),
         "family": spec.family,
@@ -211,12 +236,12 @@ def _info(
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
         "policy": config.policy,
+        "profile": {
+            "name": profile.name,
+            "threads": profile.threads,
+            "read_bytes_per_s": profile.read_bytes_per_s,
+            "flops_per_s": dict(profile.flops_per_s),
+            "about": dict(profile.about),
+        },
         "startup": startup.as_dict(),
     }
-
-
-def _version() -> str:
-    try:
-        return version("ridgeline")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"

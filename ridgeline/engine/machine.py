@@ -1,9 +1,50 @@
-"""What this machine has for us: cores and memory, cgroup limits included. Reads /proc and /sys only."""
+"""What this machine is and has for us: processor, cores and memory, cgroup limits included. Reads /proc, /sys
+and, in a working tree, git's name of the commit."""
 
+import hashlib
 import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine at one moment. load: runnable processes of the last minute, this one not yet among them."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    torch: str
+    commit: str
+    load: float
+
+    def about(self) -> dict[str, str]:
+        """For a profile or a report."""
+        return {"processor": self.processor, "cores": str(self.cores), "torch": self.torch,
+                "commit": self.commit, "load": f"{self.load:.1f}"}
+
+
+def this_machine() -> Machine:
+    """The machine that runs this process, with the cores that it may use."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(processor=_processor(), cores=num_cores(), memory_bytes=memory_bytes,
+                   torch=version("torch"), commit=_commit(), load=os.getloadavg()[0])
+
+
+def machine_name() -> str:
+    """A file name for this kind of machine: the processor's own name, and a few digits of its features, which
+    tell apart what virtual machines call alike."""
+    words = "\n".join(line for line in _lines(Path("/proc/cpuinfo"))
+                      if line.startswith(("model", "cpu family", "flags", "Features", "CPU part")))
+    digits = hashlib.sha256(f"{words} {num_cores()}".encode()).hexdigest()[:6]
+    slug = re.sub(r"[^a-z0-9]+", "-", _processor().lower()).strip("-")
+    return f"{slug}-{digits}"
 
 
 def num_cores() -> int:
@@ -46,3 +87,38 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def _processor() -> str:
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of a working tree ("+" when it has changes), else the installed version."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return own_version()
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return own_version()
+
+
+def own_version() -> str:
+    """Ridgeline's own; "unknown" where it runs from a source tree that was never installed."""
+    try:
+        return version("ridgeline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def bf16_products() -> bool:
+    """True when the processor multiplies bfloat16 itself (AVX-512 BF16 or AMX)."""
+    flags = next((line for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), "").split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -38,6 +38,16 @@ class Price:
         seconds: list[float] = self._seconds_2L_S.dot(sums).tolist()
         return sum(map(max, seconds[:self._num_lines], seconds[self._num_lines:]))
 
+    def request(self, num_prompt: int, num_cached: int, num_output: int) -> float:
+        """The floor of a request with the machine to itself, seconds: the prompt's tokens that were not
+        cached in one step, then one step for each further token. 0 for a request without output."""
+        if not num_output:
+            return 0.0
+        prompt_S = self._summer.vector([num_cached], [max(num_prompt - num_cached, 1)], 1)
+        decodes_SN = self._summer.decodes(np.arange(num_prompt, num_prompt + num_output - 1))
+        seconds = self._seconds_2L_S @ np.column_stack((prompt_S, decodes_SN))
+        return float(np.maximum(seconds[:self._num_lines], seconds[self._num_lines:]).sum())
+
     def moved(self, step: StepShape) -> tuple[float, float, float]:
         """(bytes read, bytes written, FLOPs) of a step."""
         sums = self._summer.vector(step.start, step.count, step.num_sampled)

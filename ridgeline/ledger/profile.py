@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import Any
 
@@ -59,6 +60,11 @@ class MachineProfile:
         """The same and one table more; a table of that key is replaced."""
         return replace(self, tables={**self.tables, key: table})
 
+    def text(self) -> str:
+        """The rates in a line."""
+        rates = ", ".join(f"{rate / 1e9:.3g} {dtype}" for dtype, rate in self.flops_per_s.items())
+        return f"read {self.read_bytes_per_s / 1e9:.3g} GB/s, products in GFLOP/s {rates}"
+
     def hardware(self) -> HardwareSpec:
         """The same as a device, for the roofline."""
         return HardwareSpec(name=self.name, marketed_bytes=self.memory_bytes, usable_bytes=self.memory_bytes,
@@ -81,9 +87,9 @@ def save_profile(profile: MachineProfile) -> Path:
     fields |= {"flops_per_s": dict(profile.flops_per_s), "about": dict(profile.about),
                "tables": {key: dataclasses.asdict(table) for key, table in profile.tables.items()}}
     text = json.dumps({"format": FORMAT, **fields}, indent=1, allow_nan=False)
-    part = path.with_suffix(".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as part:
+        part.write(text + "\n")
+    Path(part.name).replace(path)
     return path
 
 

@@ -88,6 +88,14 @@ class Summer:
             last += 2
         return seen
 
+    def decodes(self, start_N: NDArray[Any]) -> NDArray[np.float64]:
+        """The sums [S, N] of N steps of one decode each, with start_N [N] tokens before it."""
+        sums_SN = np.ones((len(self.terms), len(start_N)))
+        for i, bound in enumerate(self.windows):
+            keys_N = (start_N if bound is None else np.minimum(start_N, bound - 1)) + 1
+            sums_SN[len(_SCALARS) + 2 * i:len(_SCALARS) + 2 * i + 2] = keys_N
+        return sums_SN
+
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
         """The same as a value with names."""
         values = [int(v) for v in self.vector(start, count, projected)]

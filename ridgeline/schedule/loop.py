@@ -6,58 +6,41 @@ no model, no socket and no request's text.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
-from ridgeline.base.trace import RequestRecord, StepRecord, Trace
+from ridgeline.base.trace import Trace
 from ridgeline.schedule.executor import Executor
 from ridgeline.schedule.plan import StepPlan, StepResult
-from ridgeline.schedule.request import NewRequest, Output, Request
-from ridgeline.schedule.scheduler import Load, Scheduler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flight:
-    """A step begun: its ticket, or why it could not begin, and what its record says of the time before.
-
-    load: after the plan. num_preemptions: made by the plan.
-    """
-
-    plan: StepPlan
-    ticket: int | None
-    error: str
-    begun_s: float
-    plan_s: float
-    planned_s: float | None
-    load: Load
-    num_preemptions: int
+from ridgeline.schedule.records import Flight, Prices, request_record, step_record
+from ridgeline.schedule.request import NewRequest, Output
+from ridgeline.schedule.scheduler import Scheduler
 
 
 class Loop:
     """Drives one scheduler and one executor; single-threaded, never sleeps, waits only in the executor's
     finish().
 
-    trace: takes a record of each step and each ended choice. price: the floor of a plan in seconds, for the
-    record. EngineDeadError from the executor passes through; any other error fails the requests of that step
+    trace: takes a record of each step and each ended choice. prices: what they should have taken, for the
+    records. EngineDeadError from the executor passes through; any other error fails the requests of that step
     and no other.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, trace: Trace | None = None,
-                 price: Callable[[StepPlan], float] | None = None) -> None:
+                 prices: Prices | None = None) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._trace = trace
-        self._price = price
+        self._prices = prices
         self._depth = min(executor.max_in_flight, scheduler.max_in_flight or executor.max_in_flight)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._news: list[Output] = []
         self._num_finished = 0
         self._num_preemptions = 0
+        self._measured_s = self._floor_s = 0.0
 
     # ---- requests
 
@@ -115,15 +98,20 @@ class Loop:
             now = self._clock.now()
             self._news += self._scheduler.commit(flight.plan, result, now)
             self._num_finished += 1
+            record = step_record(flight, result, self._clock.now() - now, self._prices)
+            self._measured_s += record.measured_s
+            self._floor_s += record.floor_s or 0.0
             if self._trace is not None:
-                self._trace.add(_step_record(flight, result, self._clock.now() - now, self._price))
+                self._trace.add(record)
             self._record_ended()
         news, self._news = self._news, []
         return news
 
     def stats(self) -> dict[str, int | float | dict[str, int]]:
-        """The scheduler's gauges and counters, and how deep the pipeline is."""
-        return {**self._scheduler.stats(), "num_in_flight": len(self._flights)}
+        """The scheduler's gauges and counters, how deep the pipeline is, and the seconds of all finished
+        steps: what they took and, with prices, their floors."""
+        return {**self._scheduler.stats(), "num_in_flight": len(self._flights),
+                "step_measured_s": self._measured_s, "step_floor_s": self._floor_s}
 
     def check(self) -> None:
         """The scheduler's invariants; AssertionError on any difference."""
@@ -131,7 +119,7 @@ class Loop:
 
     # ---- inside
 
-    def _begin(self, plan: StepPlan, before_s: float) -> _Flight:
+    def _begin(self, plan: StepPlan, before_s: float) -> Flight:
         ticket, error, planned_s = None, "", None
         begun_s = self._clock.now()
         try:
@@ -145,10 +133,10 @@ class Loop:
         load = self._scheduler.load()
         preempted = load.num_preemptions - self._num_preemptions
         self._num_preemptions = load.num_preemptions
-        return _Flight(plan=plan, ticket=ticket, error=error, begun_s=begun_s, plan_s=begun_s - before_s,
-                       planned_s=planned_s, load=load, num_preemptions=preempted)
+        return Flight(plan=plan, ticket=ticket, error=error, begun_s=begun_s, plan_s=begun_s - before_s,
+                      planned_s=planned_s, load=load, num_preemptions=preempted)
 
-    def _finish(self, flight: _Flight) -> StepResult:
+    def _finish(self, flight: Flight) -> StepResult:
         """The executor's result, or one in which every row failed."""
         if flight.ticket is None:
             return _failed(flight.plan, flight.error, self._clock.now())
@@ -163,7 +151,7 @@ class Loop:
         ended = self._scheduler.take_ended()
         if self._trace is not None:
             for request in ended:
-                self._trace.add(_request_record(request))
+                self._trace.add(request_record(request, self._prices))
 
 
 def _reason(failure: Exception) -> str:
@@ -176,29 +164,3 @@ def _failed(plan: StepPlan, reason: str, now: float) -> StepResult:
         step=plan.step, num_new=np.zeros(plan.num_rows, np.int32), tokens=np.zeros(0, np.int32),
         failed=np.ones(plan.num_rows, np.uint8), errors=dict.fromkeys(range(plan.num_rows), reason),
         returned_tickets=plan.copies.ticket, started_s=now, finished_s=now)
-
-
-def _step_record(flight: _Flight, result: StepResult, commit_s: float,
-                 price: Callable[[StepPlan], float] | None) -> StepRecord:
-    plan, load = flight.plan, flight.load
-    return StepRecord(
-        step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
-        prefill_tokens=plan.num_tokens - plan.num_decodes, num_sampled=plan.num_sampled,
-        context_tokens=int(plan.start.sum() + plan.count.sum()), running=load.running, waiting=load.waiting,
-        used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
-        num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
-        begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
-        plan_s=flight.plan_s, commit_s=commit_s, planned_s=flight.planned_s,
-        measured_s=result.finished_s - result.started_s, floor_s=None if price is None else price(plan))
-
-
-def _request_record(request: Request) -> RequestRecord:
-    assert request.finish is not None and request.finished_s is not None
-    return RequestRecord(
-        id=request.id, choice=request.choice, priority=request.priority, tenant=request.tenant,
-        num_prompt=request.num_prompt, num_cached=request.num_cached, num_output=request.num_output,
-        finish=str(request.finish), num_preemptions=request.num_preemptions,
-        wasted_tokens=request.wasted_tokens, arrived_s=request.arrived_s,
-        first_scheduled_s=request.first_scheduled_s,
-        first_token_s=request.first_token_s, finished_s=request.finished_s,
-        token_times_s=tuple(request.token_times_s[:request.num_output]))

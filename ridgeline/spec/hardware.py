@@ -3,7 +3,7 @@ from a measured profile (`ledger.profile`), since no data sheet states what two 
 reach."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,11 +34,14 @@ class HardwareSpec:
             raise ConfigError(f"{self.name} has no {dtype} arithmetic: it has {known}")
         return self.flops_per_s[dtype]
 
+    def fastest(self, dtypes: Iterable[str]) -> float:
+        """The highest dense FLOP/s among those of `dtypes` that the device has; it must have one."""
+        return max(self.flops_per_s[dtype] for dtype in dtypes if dtype in self.flops_per_s)
+
     @property
     def peak_rate(self) -> float:
         """The highest dense FLOP/s among 16- and 32-bit floats: no plain matrix product is faster."""
-        plain = ("float32", "bfloat16", "float16")
-        return max(rate for name, rate in self.flops_per_s.items() if name in plain)
+        return self.fastest(("float32", "bfloat16", "float16"))
 
     def balance(self, dtype: str = "bfloat16") -> float:
         """FLOP a byte at the ridge of the roofline."""

@@ -9,7 +9,9 @@ import pytest
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.offline import BenchArgs, run
-from ridgeline.ledger.profile import load_profile
+from ridgeline.engine.floors import profile_name
+from ridgeline.kernels.cpu.native import native
+from ridgeline.ledger.profile import load_profile, save_profile
 
 TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "rms_norm_eps": 1e-5,
@@ -54,10 +56,24 @@ def test_probe_writes_a_profile_with_the_model_s_steps(engine: EngineConfig, tmp
     assert min(table.row_s + table.chunk_s) > 0 and str(path) in said
 
 
+def test_probe_without_a_name_measures_for_the_engines_of_this_machine(
+        engine: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start finds the profile, tables of other models included."""
+    native()
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    ran(BenchArgs(what="probe", engine=engine))
+    name = profile_name(1)
+    first = load_profile(name)
+    assert list(first.tables) == [f"{tmp_path.name}:float32"]
+    table = first.tables[f"{tmp_path.name}:float32"]
+    save_profile(first.with_table("another:float32", table))
+    ran(BenchArgs(what="probe", engine=engine))
+    assert set(load_profile(name).tables) == {"another:float32", f"{tmp_path.name}:float32"}
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     (dict(what="speed"), "latency, throughput and probe are known"),
-    (dict(what="probe"), "needs --profile NAME"),
-    (dict(profile="box"), "others have no use for it"),
+    (dict(profile="box"), "latency saves no profile"),
     (dict(concurrency=4), "latency has no use for --concurrency"),
     (dict(what="probe", profile="box", prompt_tokens=1), "probe has no use for --prompt-tokens"),
     (dict(what="latency", output_tokens=1), "--output-tokens 2 or more")])

@@ -61,6 +61,17 @@ def test_a_plan_is_priced_in_microseconds(name: str) -> None:
     assert best < PRICE_LIMIT_S
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b-v0.1"])
+@pytest.mark.parametrize(("num_prompt", "num_cached", "num_output"), [(100, 0, 1), (4090, 64, 20), (7, 6, 2)])
+def test_a_request_s_floor_is_that_of_its_steps_alone(name: str, num_prompt: int, num_cached: int,
+                                                      num_output: int) -> None:
+    price = priced(name)
+    alone = price(Step([(num_cached, num_prompt - num_cached)]))
+    alone += sum(price(Step([(num_prompt + i, 1)])) for i in range(num_output - 1))
+    assert price.request(num_prompt, num_cached, num_output) == pytest.approx(alone, rel=1e-12)
+    assert price.request(num_prompt, num_cached, 0) == 0.0
+
+
 def test_decode_is_bound_by_memory_and_prefill_by_arithmetic() -> None:
     acct = uniform(shape("llama-3-8b"))
     for step, bound in ((decodes(1, 1024), "memory"), (Step([(0, 4096)]), "compute")):

@@ -6,6 +6,7 @@ import pytest
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import StepPlan
+from ridgeline.schedule.records import Prices
 from ridgeline.schedule.request import Finish, NewRequest
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import FakeExecutor, Harness, expected
@@ -100,19 +101,49 @@ def test_a_dead_executor_is_not_survived() -> None:
         harness.step()
 
 
-def test_a_price_and_a_promise_go_into_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def priced_loop(harness: Harness, planned_s: float | None = None) -> Loop:
+    prices = Prices(step=lambda plan: plan.num_tokens / 8, request=lambda *sizes: float(sum(sizes)),
+                    planned=None if planned_s is None else lambda plan: planned_s)
+    return Loop(harness.scheduler, harness.executor, harness.clock, harness.trace, prices)
+
+
+def run_one(loop: Loop) -> None:
+    loop.add(NewRequest(id="a", prompt=np.array([1, 2, 3], np.int32), params=greedy(2)))
+    while loop.has_work():
+        loop.step()
+
+
+def test_prices_and_a_promise_go_into_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """floor_s is what the price says of the plan; planned_s what an executor that can tell says."""
     harness = Harness(depth=1)
     monkeypatch.setattr(FakeExecutor, "ready_at", lambda self, ticket: harness.clock.now() + 0.5)
-    loop = Loop(harness.scheduler, harness.executor, harness.clock, harness.trace,
-                lambda plan: plan.num_tokens / 8)
-    loop.add(NewRequest(id="a", prompt=np.array([1, 2, 3], np.int32), params=greedy(2)))
-    loop.launch()
-    assert loop.next_ready_at() == 0.5
-    while loop.has_work():
-        loop.step()
+    loop = priced_loop(harness, planned_s=0.25)
+    run_one(loop)
     assert [(step.floor_s, step.planned_s) for step in harness.trace.steps] == [(0.375, 0.5), (0.125, 0.5)]
-    assert loop.next_ready_at() is None
+    assert [request.floor_s for request in harness.trace.requests] == [3.0 + 0.0 + 2.0]
+    stats = loop.stats()
+    assert stats["step_floor_s"] == 0.5
+    assert stats["step_measured_s"] == sum(step.measured_s for step in harness.trace.steps)
+
+
+def test_an_estimate_stands_in_for_an_executor_that_cannot_tell() -> None:
+    harness = Harness(depth=1)
+    run_one(priced_loop(harness, planned_s=0.25))
+    assert [step.planned_s for step in harness.trace.steps] == [0.25, 0.25]
+    harness = Harness(depth=1)
+    run_one(priced_loop(harness))
+    assert [step.planned_s for step in harness.trace.steps] == [None, None]
+
+
+def test_the_end_of_the_oldest_step_is_known_where_the_executor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(depth=1)
+    monkeypatch.setattr(FakeExecutor, "ready_at", lambda self, ticket: harness.clock.now() + 0.5)
+    harness.add("a", [1, 2, 3], greedy(2))
+    assert harness.loop.next_ready_at() is None
+    harness.loop.launch()
+    assert harness.loop.next_ready_at() == 0.5
+    harness.run()
+    assert harness.loop.next_ready_at() is None
 
 
 def test_every_step_and_request_leaves_a_record() -> None:

@@ -1,0 +1,67 @@
+"""What the steps of an engine should take: this machine's profile, and the prices that follow from it.
+
+Owns which profile an engine uses: the file of this machine's name, measured now where there is none. The
+choice is said once. Knows no loop.
+"""
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.engine.machine import machine_name
+from ridgeline.engine.probe import QUICK, probe_machine
+from ridgeline.engine.startup import Startup
+from ridgeline.ledger.account import Account
+from ridgeline.ledger.estimate import Estimate
+from ridgeline.ledger.price import Price
+from ridgeline.ledger.profile import MachineProfile, load_profile, profile_path, save_profile
+from ridgeline.schedule.records import Prices
+
+
+def _arithmetic(numerics: str) -> tuple[str, ...]:
+    """What may serve a numeric path, by the names of a profile's rates: the fastest makes the floor."""
+    known = {"float32": ("float32",), "bfloat16": ("float32", "bfloat16")}
+    return known.get(numerics, ("float32", "bfloat16", "int8"))
+
+
+def profile_name(threads: int) -> str:
+    """The profile of this machine at a number of compute threads."""
+    return f"{machine_name()}-{threads}-threads"
+
+
+def machine_profile(threads: int, startup: Startup) -> MachineProfile:
+    """This machine's profile from its file; without one it is measured now, in half a second, and saved.
+
+    torch must run with that many threads already.
+    """
+    name, broken = profile_name(threads), ""
+    if profile_path(name).is_file():
+        try:
+            profile = load_profile(name)
+            startup.choose("profile", name, f"from {profile_path(name)}: {profile.text()}")
+            return profile
+        except ConfigError as error:
+            broken = f" since {error}"
+    profile = probe_machine(name, effort=QUICK)
+    try:
+        saved = f"saved as {save_profile(profile)}"
+    except OSError as error:
+        saved = f"not saved ({error})"
+    startup.choose("profile", name, f"measured now{broken}, {saved}: {profile.text()}")
+    return profile
+
+
+def step_key(model: str, numerics: str) -> str:
+    """The name of a model's step table in a profile."""
+    return f"{model}:{numerics}"
+
+
+def price_of(account: Account, numerics: str, profile: MachineProfile) -> Price:
+    """Floors on one machine."""
+    device = profile.hardware()
+    return Price(account, device, flops_per_s=device.fastest(_arithmetic(numerics)))
+
+
+def prices_of(account: Account, model: str, numerics: str, profile: MachineProfile) -> Prices:
+    """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`)."""
+    price = price_of(account, numerics, profile)
+    table = profile.tables.get(step_key(model, numerics))
+    planned = None if table is None else Estimate(price, table)
+    return Prices(step=price, request=price.request, planned=planned)

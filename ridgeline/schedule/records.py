@@ -1,0 +1,78 @@
+"""What the loop writes down of a step and of an ended request: measured beside planned and floor.
+
+Fills in `base.trace` records. It knows of prices only that they take a plan, or a request's sizes, and give
+seconds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.base.trace import RequestRecord, StepRecord
+from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.request import Request
+from ridgeline.schedule.scheduler import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What things should take, in seconds.
+
+    step: the floor of a plan. request: the floor of (prompt tokens, those of them that were cached, output
+    tokens) alone on the machine. planned: what a step is expected to take, None where nobody can tell.
+    """
+
+    step: Callable[[StepPlan], float]
+    request: Callable[[int, int, int], float]
+    planned: Callable[[StepPlan], float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """A step begun: its ticket, or why it could not begin, and what its record says of the time before.
+
+    load: after the plan. num_preemptions: made by the plan. planned_s: the executor's own word.
+    """
+
+    plan: StepPlan
+    ticket: int | None
+    error: str
+    begun_s: float
+    plan_s: float
+    planned_s: float | None
+    load: Load
+    num_preemptions: int
+
+
+def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Prices | None) -> StepRecord:
+    """The record of a finished step; the executor's own plan goes before the estimate."""
+    plan, load, planned_s = flight.plan, flight.load, flight.planned_s
+    floor_s = None if prices is None else prices.step(plan)
+    if planned_s is None and prices is not None and prices.planned is not None:
+        planned_s = prices.planned(plan)
+    return StepRecord(
+        step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
+        prefill_tokens=plan.num_tokens - plan.num_decodes, num_sampled=plan.num_sampled,
+        context_tokens=int(plan.start.sum() + plan.count.sum()), running=load.running, waiting=load.waiting,
+        used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
+        num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
+        begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
+        plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
+        measured_s=result.finished_s - result.started_s, floor_s=floor_s)
+
+
+def request_record(request: Request, prices: Prices | None) -> RequestRecord:
+    """The record of a choice that has ended."""
+    assert request.finish is not None and request.finished_s is not None
+    floor_s = None
+    if prices is not None:
+        floor_s = prices.request(request.num_prompt, request.num_cached, request.num_output)
+    return RequestRecord(
+        id=request.id, choice=request.choice, priority=request.priority, tenant=request.tenant,
+        num_prompt=request.num_prompt, num_cached=request.num_cached, num_output=request.num_output,
+        finish=str(request.finish), num_preemptions=request.num_preemptions,
+        wasted_tokens=request.wasted_tokens, arrived_s=request.arrived_s,
+        first_scheduled_s=request.first_scheduled_s,
+        first_token_s=request.first_token_s, finished_s=request.finished_s, floor_s=floor_s,
+        token_times_s=tuple(request.token_times_s[:request.num_output]))

@@ -1,0 +1,110 @@
+"""Floors in the records of a real engine: every step and request beside what it should have taken."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.trace import RingTrace, read_trace
+from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.floors import machine_profile, profile_name, step_key
+from ridgeline.engine.startup import Startup
+from ridgeline.kernels.cpu.native import native
+from ridgeline.ledger.profile import StepTable, load_profile, profile_path, save_profile
+from ridgeline.schedule.request import NewRequest
+from ridgeline.spec.sampling import SamplingParams
+from tests.engine.tiny import tiny_folder
+
+TABLE = StepTable(rows=(1, 2), row_s=(3.0, 4.0), context=0, chunk=(2, 64), chunk_s=(5.0, 6.0))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache folder without a profile; the kernels of the machine stay where they are."""
+    native()
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(engine: Engine, num_prompt: int = 20) -> None:
+    """Three requests at once."""
+    for i in range(3):
+        params = SamplingParams(max_tokens=6, ignore_eos=True, seed=i)
+        prompt = np.arange(3 + i, 3 + i + num_prompt, dtype=np.int32)
+        engine.loop.add(NewRequest(id=str(i), prompt=prompt, params=params, arrived_s=WallClock().now()))
+    while engine.loop.has_work():
+        engine.loop.step()
+
+
+def tiny_engine(tmp_path: Path, trace: RingTrace, **config: object) -> Engine:
+    folder = tiny_folder(tmp_path / "model", tokenizer=False)
+    fields = {"max_num_seqs": 4, "kv_cache_bytes": 1_000_000, "threads": 1, "progress": False} | config
+    return build_engine(EngineConfig(model=str(folder), load_format="dummy", **fields), trace=trace)  # type: ignore[arg-type]
+
+
+def test_every_record_has_a_floor_below_what_was_measured(tmp_path: Path) -> None:
+    """In memory and in the file, whose header names the rates that the floors are made of."""
+    trace, file = RingTrace(), tmp_path / "trace.jsonl"
+    engine = tiny_engine(tmp_path, trace, trace_file=str(file), max_num_batched_tokens=16)
+    run(engine)
+    stats = engine.loop.stats()
+    engine.close()
+    assert len(trace.steps) > 6 and len(trace.requests) == 3
+    for step in trace.steps:
+        assert step.floor_s is not None and 0 < step.floor_s <= step.measured_s
+        assert step.planned_s is None, "no table of this model was measured"
+    for request in trace.requests:
+        assert request.floor_s is not None and request.first_scheduled_s is not None
+        assert 0 < request.floor_s <= request.finished_s - request.first_scheduled_s
+    assert 0 < stats["step_floor_s"] <= stats["step_measured_s"]  # type: ignore[operator]
+    assert list(read_trace(file)) == sorted([*trace.steps, *trace.requests], key=list(read_trace(file)).index)
+    header = file.read_text().partition("\n")[0]
+    assert engine.profile.name in header and "float32_flops_per_s" in header
+
+
+def test_the_profile_is_measured_once_and_said(tmp_path: Path) -> None:
+    first = tiny_engine(tmp_path, RingTrace())
+    path = profile_path(profile_name(1))
+    assert f"measured now, saved as {path}" in first.info["startup"]["choices"]["profile"]["why"]
+    assert load_profile(profile_name(1)) == first.profile and first.profile.threads == 1
+    first.close()
+    second = tiny_engine(tmp_path, RingTrace())
+    second.close()
+    assert f"from {path}" in second.info["startup"]["choices"]["profile"]["why"]
+    assert second.profile == first.profile
+    assert second.info["profile"]["read_bytes_per_s"] == first.profile.read_bytes_per_s
+
+
+def test_a_step_table_makes_a_plan(tmp_path: Path) -> None:
+    """The profile of this machine with this model's steps: the records say what was expected."""
+    first = tiny_engine(tmp_path, RingTrace())
+    first.close()
+    save_profile(first.profile.with_table(step_key(first.name, first.numerics), TABLE))
+    trace = RingTrace()
+    engine = tiny_engine(tmp_path, trace)
+    run(engine, num_prompt=1)
+    engine.close()
+    planned = {step.num_decodes: step.planned_s for step in trace.steps if not step.num_chunks}
+    assert planned[3] == pytest.approx(5.0, abs=0.01)
+
+
+def test_a_broken_profile_is_measured_again_and_an_unwritable_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    path = profile_path(profile_name(1))
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    startup = Startup(WallClock())
+    profile = machine_profile(1, startup)
+    assert "not a machine profile" in startup.choices["profile"][1] and load_profile(profile.name) == profile
+    monkeypatch.setenv("RIDGELINE_CACHE", str(path))
+    startup = Startup(WallClock())
+    assert machine_profile(1, startup).read_bytes_per_s > 0
+    assert "not saved" in startup.choices["profile"][1]
