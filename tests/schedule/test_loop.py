@@ -135,7 +135,7 @@ def test_an_estimate_stands_in_for_an_executor_that_cannot_tell() -> None:
     assert [step.planned_s for step in harness.trace.steps] == [None, None]
 
 
-def test_the_end_of_the_oldest_step_is_known_where_the_executor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_oldest_step_is_known_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(depth=1)
     monkeypatch.setattr(FakeExecutor, "ready_at", lambda self, ticket: harness.clock.now() + 0.5)
     harness.add("a", [1, 2, 3], greedy(2))
