@@ -75,9 +75,19 @@ def _model(running: Running) -> Iterator[str]:
     yield f"model      {served.card.id}, {info['family']}, {info['num_params']:,} parameters"
     yield f"from       {served.card.root}"
     yield from memory_plan(info)
+    yield _floor(info["profile"])
     yield "chosen"
     for name, choice in info["startup"]["choices"].items():
         yield f"  {name} = {choice['value']}: {choice['why']}"
+
+
+def _floor(profile: Mapping[str, Any]) -> str:
+    """What no engine can beat here with these weights."""
+    num_bytes, seconds = profile["decode_read_bytes"], profile["decode_floor_s"]
+    return (
+        f"floor      one sequence reads {format_bytes(num_bytes)} for a token: {seconds * 1e3:.3g} ms at "
+        f"{profile['read_bytes_per_s'] / 1e9:.3g} GB/s, at most {1 / seconds:.3g} tokens/s"
+    )
 
 
 def _seconds(running: Running, first_token_s: float) -> Iterator[str]:

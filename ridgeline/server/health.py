@@ -72,4 +72,6 @@ def _gauges(stats: Mapping[str, Any]) -> dict[str, float]:
         "prefix_cache_hits_total": stats["num_cached_tokens"],
         "num_preemptions_total": stats["num_preemptions"],
         "engine_steps_total": stats["num_steps"],
+        "engine_step_seconds_total": stats["step_measured_s"],
+        "engine_step_floor_seconds_total": stats["step_floor_s"],
     }

@@ -64,6 +64,8 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "prefix_cache_hits_total": ("counter", "Prompt tokens found there."),
     "num_preemptions_total": ("counter", "Requests put back to recompute."),
     "engine_steps_total": ("counter", "Steps that have finished."),
+    "engine_step_seconds_total": ("counter", "What those steps took."),
+    "engine_step_floor_seconds_total": ("counter", "What they must take on this machine, by its profile."),
 }
 _SPANS = (  # of the engine's clock
     ("request_queue_time_seconds", "arrived", "first_scheduled"),

@@ -3,6 +3,7 @@
 A refusal is raised before the first event exists; what fails later is told inside the stream.
 """
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -26,6 +27,7 @@ from ridgeline.server.stream import DONE, Started, event
 from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.spec.sampling import SamplingParams
 
+_LOG = logging.getLogger("ridgeline.server")
 Reply = bytes | Started[bytes]
 
 
@@ -47,9 +49,9 @@ class OpenAI:
             self.check_model(request.model)
             served = self.served
             params = completion_params(request, served.vocab_size, served.defaults)
-            self._check_text(params)
-            prompts = await completion_prompts(served.text, request.prompt, params.n, served.vocab_size)
-            job = self._job(request, prompts, params, "prompt")
+            self._check_served(request, params)
+            prompts = await completion_prompts(served, request.prompt, params.n)
+            job = self._job(request, prompts, params)
             return await self._reply(CompletionForm(job, served.card.id, request), request, clock)
 
     async def chat(self, body: bytes) -> Reply:
@@ -60,13 +62,15 @@ class OpenAI:
             self.check_model(request.model)
             served = self.served
             params = chat_params(request, served.vocab_size, served.defaults)
+            self._check_served(request, params)
             prompt = await chat_prompt(
                 served.text,
                 request.messages,
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
             )
-            job = self._job(request, [prompt], params, "messages")
+            check_fits(prompt.token_ids, served, "messages")
+            job = self._job(request, [prompt], params)
             form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids))
             return await self._reply(form, request, clock)
 
@@ -83,17 +87,16 @@ class OpenAI:
     def _arrived(self) -> RequestClock:
         return RequestClock(self.metrics, self._clock.now())
 
-    def _check_text(self, params: SamplingParams) -> None:
+    def _check_served(self, request: Generate, params: SamplingParams) -> None:
+        """Refuse what this model or this engine cannot do, whatever the prompt."""
         if params.stop:
             self.served.text.need_tokenizer("stop")
-
-    def _job(self, request: Generate, prompts: list[Prompt], params: SamplingParams, param: str) -> Job:
         if request.priority and not self.served.takes_priority:
             raise unsupported(
-                "priority", "this server takes requests as they come; start it with --policy priority"
+                "priority", "requests are taken as they come here; start with --policy priority"
             )
-        for prompt in prompts:
-            check_fits(prompt, self.served, param)
+
+    def _job(self, request: Generate, prompts: list[Prompt], params: SamplingParams) -> Job:
         return Job(
             self.engine,
             self.served.text.tokenizer,
@@ -140,7 +143,10 @@ class OpenAI:
 def _check_whole(finish: str | None, error: str | None) -> None:
     """A choice that the engine gave up is no answer."""
     if finish == "error":
-        raise RequestError(f"the engine could not go on with this request: {error}", status=500)
+        _LOG.error("the engine gave a request up: %s", error)
+        raise RequestError(
+            "the engine could not go on with this request; the server's log says why", status=500
+        )
     if finish == "abort":
         raise RequestError(
             "the request was ended because the server shuts down", code="shutting_down", status=503

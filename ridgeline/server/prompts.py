@@ -4,7 +4,7 @@ Tokenizing runs beside the event loop when the text is long. Knows no sampling a
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,10 +28,8 @@ class Prompt:
     text: str | None
 
 
-async def completion_prompts(
-    text: TextLayer, prompt: str | list[Any], n: int, vocab_size: int
-) -> list[Prompt]:
-    """The prompts of a completion, in order. Raises RequestError, param "prompt"."""
+async def completion_prompts(served: Served, prompt: str | list[Any], n: int) -> list[Prompt]:
+    """The prompts of a completion, in order, each known to fit. Raises RequestError, param "prompt"."""
     items = _items(prompt)
     if len(items) * n > LIMITS.choices:
         raise _bad(f"{len(items)} prompts times n {n} is more than {LIMITS.choices} choices", "prompt")
@@ -39,13 +37,15 @@ async def completion_prompts(
     for index, item in enumerate(items):
         where = f"prompt[{index}]" if len(items) > 1 else "prompt"
         if isinstance(item, str):
-            ids = await _beside(len(item), partial(text.encode_prompt, item))
-            prompts.append(Prompt(token_ids=ids, text=item))
+            ids = await beside(len(item), partial(served.text.encode_prompt, item))
+            check_fits(ids, served, "prompt")
         else:
-            check_token_ids(item, where, vocab_size)
-            prompts.append(Prompt(token_ids=item, text=None))
-        if not prompts[-1].token_ids:
+            ids = item
+            check_fits(ids, served, "prompt")
+            check_token_ids(ids, where, served.vocab_size)
+        if not ids:
             raise _bad(f"{where} is empty: it must hold at least one token", "prompt")
+        prompts.append(Prompt(token_ids=ids, text=item if isinstance(item, str) else None))
     return prompts
 
 
@@ -61,7 +61,7 @@ async def chat_prompt(
     """
     turns = [_turn(message) for message in messages]
     size = sum(len(part) for turn in turns for part in _texts(turn["content"]))
-    chat = await _beside(
+    chat = await beside(
         size,
         partial(
             text.encode_chat,
@@ -75,9 +75,9 @@ async def chat_prompt(
     return Prompt(token_ids=chat.token_ids, text=chat.text)
 
 
-def check_fits(prompt: Prompt, served: Served, param: str) -> None:
+def check_fits(token_ids: Sequence[int], served: Served, param: str) -> None:
     """Refuse a prompt that leaves no room for an answer, before the engine sees it."""
-    length, context, cache = len(prompt.token_ids), served.card.max_model_len, served.max_request_tokens
+    length, context, cache = len(token_ids), served.card.max_model_len, served.max_request_tokens
     if length >= context:
         raise RequestError(
             f"the prompt has {length} tokens and the context of this model holds {context}, of which at "
@@ -130,7 +130,8 @@ def _texts(content: Any) -> list[str]:
     return [part["text"] for part in content or () if isinstance(part.get("text"), str)]
 
 
-async def _beside(num_chars: int, work: "partial[Any]") -> Any:
+async def beside(num_chars: int, work: "partial[Any]") -> Any:
+    """Do text work: at once for a short text, in a thread for a long one."""
     return await asyncio.to_thread(work) if num_chars > _LONG_CHARS else work()
 
 

@@ -1,12 +1,14 @@
 """/tokenize and /detokenize: the text layer as clients see it."""
 
+from functools import partial
+
 from msgspec import UNSET
 
 from ridgeline.base.errors import RequestError
 from ridgeline.server.answers import DetokenizeAnswer, TokenizeAnswer, to_json
 from ridgeline.server.openai import OpenAI
 from ridgeline.server.parse import parse
-from ridgeline.server.prompts import chat_prompt, check_token_ids, completion_prompts
+from ridgeline.server.prompts import beside, chat_prompt, check_token_ids
 from ridgeline.server.types import DetokenizeRequest, TokenizeRequest
 
 
@@ -26,10 +28,9 @@ async def tokenize(api: OpenAI, body: bytes) -> bytes:
             variables=request.chat_template_kwargs,
         )
         ids = chat.token_ids
-    elif request.add_special_tokens is False:
-        ids = tokenizer.encode(request.prompt or "", add_special=False)
     else:
-        ids = (await completion_prompts(text, request.prompt or "", 1, served.vocab_size))[0].token_ids
+        prompt, special = request.prompt or "", request.add_special_tokens is not False
+        ids = await beside(len(prompt), partial(tokenizer.encode, prompt, add_special=special))
     return to_json(
         TokenizeAnswer(
             count=len(ids),

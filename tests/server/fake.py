@@ -49,6 +49,8 @@ class FakeEngine:
             "num_used_pages": 0,
             "num_free_pages": 8,
             "num_steps": 0,
+            "step_measured_s": 0.0,
+            "step_floor_s": 0.0,
             "num_prompt_tokens": 0,
             "num_cached_tokens": 0,
             "num_preemptions": 0,

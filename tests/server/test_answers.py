@@ -194,10 +194,7 @@ async def test_a_failure_in_the_middle_is_an_event_then_done() -> None:
     engine.fail_after = 2
     engine_answer = await _events(api, "chat", messages=USER, max_tokens=3)
     assert _joined(engine_answer[:-1]) == "he"
-    assert (
-        engine_answer[-1]["error"]["type"] == "server_error"
-        and "failed" in engine_answer[-1]["error"]["message"]
-    )
+    assert engine_answer[-1]["error"]["type"] == "server_error"
     with pytest.raises(RequestError) as failed:
         await api.chat(json.dumps({"messages": USER, "max_tokens": 3}).encode())
     assert failed.value.status == 500
