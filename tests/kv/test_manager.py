@@ -353,7 +353,7 @@ def test_what_fits_runs_alone(name: str, pages: int) -> None:
 def test_decode_bookkeeping_is_cheap(caching: bool) -> None:
     """256 decode rows, a new page for one in sixteen: reserve_all + commit_all stay far below a step's time.
 
-    The bound is three times what a quiet machine needs (about 0.1 ms), in CPU seconds of this thread, best of
+    The bound is three times what a quiet machine needs (about 0.15 ms), in CPU seconds of this thread, best of
     the steps.
     """
     manager = Scene(layout(paged(16)), 6000, prefix_caching=caching)
