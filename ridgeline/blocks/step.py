@@ -6,7 +6,7 @@ The first `num_decodes` rows have one token each, so row i's token is token i; p
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -63,6 +63,19 @@ class CacheRegion:
         """The region as [N, tokens_per_page, *shape] of its dtype; the same memory."""
         typed = self.bytes_NB.view(self.dtype)
         return typed.unflatten(1, (self.tokens_per_page, *shape))
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """What `Block.prepare` makes, where a recorded step can be run again with another step's."""
+
+    def with_room(self, max_rows: int) -> "Kept":
+        """The same in memory of its own that holds up to max_rows rows."""
+        ...
+
+    def receive(self, other: object) -> None:
+        """Take what `prepare` made for another step into that memory."""
+        ...
 
 
 class Block(Protocol):

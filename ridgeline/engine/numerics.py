@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
+from ridgeline.engine.machine import bf16_products
 from ridgeline.engine.startup import Startup
-from ridgeline.kernels.cpu.native import native
+from ridgeline.kernels.cpu.native import native, why_none
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.nn.load import Policy, dense
 from ridgeline.quant.format import Packed, Packing
@@ -78,16 +79,16 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
         return None
     found = native()
     if found is None:
-        startup.choose(
-            "dtype", "float32", "no C compiler for the packed kernels: install gcc or clang for speed"
-        )
+        startup.choose("dtype", "float32", why_none())
         return None
     startup.choose(
         "dtype", "packed", f"quantized weights stay packed, multiplied by the C kernels ({found.isa})"
     )
-    scratch, plain = Scratch(), dense(torch.float32)
-    body = Packing32(found, scratch, planes=2, may_unpack=True)
-    ends = Packing32(found, scratch, planes=2, may_unpack=False)
+    scratch, plain = Scratch() if bf16_products() else None, dense(torch.float32)
+    prefill = "unpacked to bfloat16" if scratch is not None else "by the same kernels: this CPU has no bfloat16 product"
+    startup.choose("prefill", prefill, "measured on both kinds of CPU")
+    body = Packing32(found, scratch, planes=2)
+    ends = Packing32(found, None, planes=2)
 
     def policy(name: str, param: ParamSpec) -> Packing[Packed | Tensor]:
         source = "embed.weight" if name == "head.weight" and name not in checkpoint.sources else name

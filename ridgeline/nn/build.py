@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ridgeline.blocks.step import Block, CacheRegion, Step
 from ridgeline.blocks.table import BLOCKS
+from ridgeline.kernels.cpu.native import native
 from ridgeline.nn.embed import Embedding, Head
 from ridgeline.nn.linear import BlockParts, Weight
+from ridgeline.nn.replay import Replay, run_layers
 from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
 
@@ -39,6 +41,9 @@ class Model:
         self._blocks = blocks
         self._embedding = embedding
         self._head = head
+        self._modules = [block.module for block in blocks]
+        found = native() if embedding.on_cpu else None
+        self._replay = Replay(found, self._modules) if found is not None else None
 
     def bind_cache(self, layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype) -> None:
         """Hand every block its regions of the arena. layout: planned for this spec and the bytes of dtype."""
@@ -49,14 +54,10 @@ class Model:
 
     def forward(self, step: Step) -> Tensor:
         """The residual stream [T, H] after the last layer; keys and values of the step are written."""
-        shared: dict[object, object] = {}
         x_TH = self._embedding(step.ids_T)
-        for block in self._blocks:
-            key = block.module.share_key()
-            if key not in shared:
-                shared[key] = block.module.prepare(step)
-            x_TH = block.module(x_TH, step, shared[key])
-        return x_TH
+        if self._replay is not None and (out_TH := self._replay(x_TH, step)) is not None:
+            return out_TH
+        return run_layers(self._modules, x_TH, step, {})
 
     def logits(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V] of rows of `forward`'s result. Rows before prefill_from take the decode path."""

@@ -29,6 +29,10 @@ class Embedding:
         self._dtype = dtype
         self._multiplier = multiplier
 
+    @property
+    def on_cpu(self) -> bool:
+        return not isinstance(self._weight, Tensor) or self._weight.device.type == "cpu"
+
     def __call__(self, ids_T: Tensor) -> Tensor:
         if isinstance(self._weight, Tensor):
             rows_TH = torch.nn.functional.embedding(ids_T, self._weight)

@@ -2,8 +2,9 @@
 
 GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; other quantized types become 8 bits.
 Tokens before `prefill_from` multiply codes by codes (activations as 14-bit integers): one path, bitwise
-equal at every number of rows. Many rows of a prompt unpack the weight into scratch and take one float32
-product.
+equal at every number of rows. Where the CPU multiplies bfloat16
+itself, many rows of a prompt unpack the weight into scratch and take one such product; elsewhere the codes
+are as fast.
 
 Legend: T tokens, K input features, N output features, B bytes.
 """
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
-from ridgeline.kernels.cpu.native import ADD, Q4, Q8, SILU_MUL, STORE, Matrix, Native, Product
+from ridgeline.kernels.cpu.native import Native
+from ridgeline.kernels.cpu.structs import ADD, Q4, Q8, SILU_MUL, STORE, Matrix, Product
 from ridgeline.quant.format import GgufBlocks, SourceWeight
 from ridgeline.spec.block import ParamSpec
 
@@ -32,18 +34,18 @@ class Scratch:
     """Room for one unpacked weight, shared by all weights of a model; grows to the largest that asks."""
 
     def __init__(self) -> None:
-        self._flat = torch.empty(0)
+        self._flat = torch.empty(0, dtype=torch.bfloat16)
 
     def take(self, rows: int, columns: int) -> Tensor:
-        """float32 [rows, columns], valid until the next take."""
+        """bfloat16 [rows, columns], valid until the next take."""
         if self._flat.numel() < rows * columns:
-            self._flat = torch.empty(rows * columns)
+            self._flat = torch.empty(rows * columns, dtype=torch.bfloat16)
         return self._flat[: rows * columns].view(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """[N, K] as tiles. planes: of the activations (1: 8 bits, 2: 14 bits). may_unpack: False for a head."""
+    """[N, K] as tiles. planes: of the activations (1: 8 bits, 2: 14 bits). scratch: None never unpacks."""
 
     native: Native
     tiles: Tensor
@@ -51,8 +53,7 @@ class PackedMatrix:
     n: int
     k: int
     planes: int
-    scratch: Scratch
-    may_unpack: bool
+    scratch: Scratch | None
     matrix: Matrix = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,9 +69,7 @@ class PackedMatrix:
             raise IndexError("a token id lies outside the vocabulary")
         ids = ids_T.contiguous()
         out = torch.empty(ids.numel(), self.k)
-        self.native.library.rl_unpack(
-            ctypes.byref(self.matrix), ids.data_ptr(), ids.numel(), 0, out.data_ptr(), 1
-        )
+        self.native.library.rl_rows(ctypes.byref(self.matrix), ids.data_ptr(), ids.numel(), out.data_ptr())
         return out
 
     def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
@@ -82,6 +81,7 @@ class PackedMatrix:
     def apply_gated(
         self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str, prefill_from: int
     ) -> Tensor:
+        assert self.gates(activation), "an activation or halves that the kernel does not have"
         return self._split(x_TK, prefill_from, SILU_MUL, norm_K, eps, None)
 
     def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
@@ -102,8 +102,9 @@ class PackedMatrix:
     ) -> Tensor:
         num = x_TK.shape[0]
         width = self.n // 2 if epilogue == SILU_MUL else self.n
-        out = torch.empty(num, width)
-        first = prefill_from if self.may_unpack and num - prefill_from >= UNPACK_ROWS else num
+        out = torch.empty(self.native.room(num), width)[:num]
+        unpacks = self.scratch is not None and num - prefill_from >= UNPACK_ROWS and self.n % TILE == 0
+        first = prefill_from if unpacks else num
         if first:
             self._multiply(x_TK[:first], epilogue, norm_K, eps, residual_TN, out[:first])
         if first < num:
@@ -123,9 +124,12 @@ class PackedMatrix:
         rows, groups = x.shape[0], self.k // GROUP
         if x.stride(1) != 1:
             x = x.contiguous()
-        room = torch.empty(rows * (self.planes * self.k + 8 * groups), dtype=torch.uint8)
+        if residual is not None and residual.stride(1) != 1:
+            residual = residual.contiguous()
+        held = self.native.room(rows)
+        room = torch.empty(held * (self.planes * self.k + 8 * groups), dtype=torch.uint8)
         codes = room.data_ptr()
-        scales = codes + rows * self.planes * self.k
+        scales = codes + held * self.planes * self.k
         product = Product(
             rows,
             epilogue,
@@ -140,22 +144,24 @@ class PackedMatrix:
             out.data_ptr(),
             codes,
             scales,
-            scales + 4 * rows * groups,
+            scales + 4 * held * groups,
         )
-        self.native.library.rl_multiply(ctypes.byref(self.matrix), ctypes.byref(product))
+        self.native.multiply(self.matrix, product, (x, norm, residual, out, room, self))
 
     def _unpacked(self, x: Tensor, epilogue: int, residual: Tensor | None, out: Tensor) -> None:
-        weight = self.scratch.take(self.n, self.k)
+        assert self.scratch is not None
+        weight_KN = self.scratch.take(self.k, self.n)
         self.native.library.rl_unpack(
-            ctypes.byref(self.matrix), None, self.n, 0, weight.data_ptr(), torch.get_num_threads()
+            ctypes.byref(self.matrix), weight_KN.data_ptr(), torch.get_num_threads()
         )
+        product = torch.mm(x.bfloat16(), weight_KN).float()
         if epilogue == STORE:
-            torch.mm(x, weight.T, out=out)
+            out.copy_(product)
         elif epilogue == ADD:
             assert residual is not None
-            torch.addmm(residual, x, weight.T, out=out)
+            torch.add(residual, product, out=out)
         else:
-            gate, up = linear(x, weight).chunk(2, -1)
+            gate, up = product.chunk(2, -1)
             torch.mul(silu(gate), up, out=out)
 
 
@@ -164,13 +170,12 @@ class Packing32:
     """Packs what is quantized already; a weight in plain numbers or of odd width stays float32."""
 
     native: Native
-    scratch: Scratch
+    scratch: Scratch | None
     planes: int
-    may_unpack: bool
 
     @property
     def key(self) -> str:
-        return f"packed32-1-p{self.planes}{'' if self.may_unpack else '-whole'}"
+        return "packed32-1"
 
     @property
     def cached(self) -> bool:
@@ -209,7 +214,7 @@ class Packing32:
 
     def _matrix(self, tiles: Tensor, kind: int, n: int, k: int) -> PackedMatrix:
         planes = 2 if kind == Q8 else self.planes
-        return PackedMatrix(self.native, tiles, kind, n, k, planes, self.scratch, self.may_unpack)
+        return PackedMatrix(self.native, tiles, kind, n, k, planes, self.scratch)
 
 
 def _codes(part: GgufBlocks) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDArray[np.uint16]]:

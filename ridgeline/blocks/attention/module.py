@@ -7,7 +7,7 @@ Legend: T tokens, H hidden, M query heads, G KV heads, D head width, E = (M + 2 
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,16 @@ class AttentionShared:
     plan: AttentionPlan
     fused: int
     rows: DecodeRows | None
+
+    def with_room(self, max_rows: int) -> "AttentionShared":
+        """See blocks.step.Kept."""
+        assert self.rows is not None
+        return replace(self, rows=self.rows.with_room(max_rows))
+
+    def receive(self, other: object) -> None:
+        """See blocks.step.Kept."""
+        assert isinstance(other, AttentionShared) and self.rows is not None and other.rows is not None
+        self.rows.receive(other.rows)
 
 
 class Attention:

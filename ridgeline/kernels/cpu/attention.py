@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.cpu.native import Attention, Native
+from ridgeline.kernels.cpu.native import Native
+from ridgeline.kernels.cpu.structs import Attention
+from ridgeline.kernels.cpu.tape import CUT_BELOW, KEY_CHUNK, MAX_GROUP, chunks_cut, passes
 
-_CHUNK, _MAX_DIM, _MAX_GROUP, _HEAD = 256, 256, 8, 8  # KEY_CHUNK, MAX_DIM, MAX_GROUP, HEAD of attention.c
-_ROWS_CUT = 4  # with fewer work items a thread, long rows are cut over threads
+_MAX_DIM, HEAD = 256, 8  # of attention.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,20 @@ class DecodeRows:
     cosine_SR: Tensor
     sine_SR: Tensor
     longest: int
+
+    def with_room(self, max_rows: int) -> "DecodeRows":
+        """The same rows in memory of their own that holds up to max_rows."""
+        def roomy(tensor: Tensor) -> Tensor:
+            return torch.empty(max_rows, *tensor.shape[1:], dtype=tensor.dtype)[: len(tensor)].copy_(tensor)
+
+        return DecodeRows(position_S=roomy(self.position_S), table_SP=roomy(self.table_SP),
+                          cosine_SR=roomy(self.cosine_SR), sine_SR=roomy(self.sine_SR), longest=self.longest)
+
+    def receive(self, other: "DecodeRows") -> None:
+        """Take another step's rows into memory made by `with_room`."""
+        for to, given in ((self.position_S, other.position_S), (self.table_SP, other.table_SP),
+                          (self.cosine_SR, other.cosine_SR), (self.sine_SR, other.sine_SR)):
+            to.as_strided(given.shape, to.stride()).copy_(given)
 
 
 def fits(entries: Tensor, activations: torch.dtype) -> bool:
@@ -59,50 +74,25 @@ def decode_attention(
     Writes the new keys and values. Keys that a row does not see may hold anything, NaN included.
     """
     num_rows, heads_all, dim = qkv_SND.shape
-    kv_heads = entries.shape[3]
+    kv_heads, held, threads = entries.shape[3], native.room(num_rows), torch.get_num_threads()
     heads = heads_all - 2 * kv_heads
-    out = torch.empty(num_rows, heads, dim)
-    passes = -(-heads // kv_heads // _MAX_GROUP)
-    items, chunks, threads = (
-        num_rows * kv_heads * passes,
-        rows.longest // _CHUNK + 1,
-        torch.get_num_threads(),
-    )
-    cut = chunks if threads > 1 and chunks > 1 and items < _ROWS_CUT * threads else 0
-    room = torch.empty(num_rows * heads * dim + items * cut * _MAX_GROUP * (dim + _HEAD))
+    out = torch.empty(held, heads, dim)[:num_rows]
+    units = num_rows * kv_heads * passes(heads, kv_heads)
+    chunks = chunks_cut(units, rows.longest, threads)
+    most = chunks if native.tape is None else rows.table_SP.shape[1] * entries.shape[1] // KEY_CHUNK + 1
+    queries = torch.empty(held * heads * dim)
+    partial = torch.empty(max(units, CUT_BELOW * threads) * most * MAX_GROUP * (dim + HEAD))
     rotary = rows.cosine_SR.shape[1]
-    size = entries.element_size()
     call = Attention(
-        num_rows,
-        heads,
-        kv_heads,
-        dim,
-        rotary,
-        entries.dtype is torch.bfloat16,
-        entries.shape[1],
-        window or 0,
-        threads,
-        scale,
-        eps,
-        cut,
-        qkv_SND.data_ptr(),
-        rows.cosine_SR.data_ptr(),
-        rows.sine_SR.data_ptr() + 2 * rotary,
-        None if q_norm is None else q_norm.data_ptr(),
-        None if k_norm is None else k_norm.data_ptr(),
-        rows.position_S.data_ptr(),
-        rows.table_SP.data_ptr(),
-        entries.data_ptr(),
-        entries.data_ptr() + size * entries.stride(2),
-        out.data_ptr(),
-        room.data_ptr(),
-        room.data_ptr() + 4 * num_rows * heads * dim,
-        qkv_SND.stride(0),
-        rows.cosine_SR.stride(0),
-        rows.table_SP.stride(0),
-        entries.stride(0),
-        entries.stride(1),
-        entries.stride(3),
-    )
-    native.library.rl_attend(ctypes.byref(call))
+        rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
+        bf16=entries.dtype is torch.bfloat16, block_size=entries.shape[1], window=window or 0, threads=threads,
+        scale=scale, eps=eps, chunks=chunks, qkv=qkv_SND.data_ptr(), cosine=rows.cosine_SR.data_ptr(),
+        sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
+        k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_S.data_ptr(),
+        table=rows.table_SP.data_ptr(), keys=entries.data_ptr(),
+        values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),
+        queries=queries.data_ptr(), partial=partial.data_ptr(), qkv_stride=qkv_SND.stride(0),
+        angle_stride=rows.cosine_SR.stride(0), table_stride=rows.table_SP.stride(0),
+        page_stride=entries.stride(0), slot_stride=entries.stride(1), head_stride=entries.stride(3))
+    native.attend(call, (qkv_SND, rows, q_norm, k_norm, entries, out, queries, partial))
     return out

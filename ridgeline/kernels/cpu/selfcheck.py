@@ -45,12 +45,15 @@ def _product_error(native: Native, random: np.random.Generator, bits: int, plane
         weight += least.astype(float).repeat(32, 1)
     tiles = np.zeros(n // 16 * (k // 32) * _LARGEST_TILE_BYTES, np.uint8)
     native.library.rl_pack(bits, n, k, _at(code), _at(scale), _at(least), _at(tiles))
+    matrix, unpacked = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles)), np.empty((n, k), np.float32)
+    native.library.rl_unpack(ctypes.byref(matrix), None, n, 0, _at(unpacked), 1)
+    if not np.allclose(unpacked, weight, 1e-6, 1e-6):
+        return np.inf
     x = random.integers(-top, top + 1, (rows, k)).astype(np.float32) / 64
     x[:, ::32] = top / 64
     gain, residual = _floats(random, k), _floats(random, rows, n)
     out = np.full((rows, n // 2 if epilogue == SILU_MUL else n), np.nan, np.float32)
     codes, room = np.zeros((rows, planes * k), np.int8), np.zeros((2, rows, k // 32), np.float32)
-    matrix = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles))
     call = Product(
         rows=rows, epilogue=epilogue, threads=1 + norm, eps=1e-5, in_stride=k, out_stride=out.shape[1],
         residual_stride=n, input=_at(x), norm=_at(gain) if norm else None, residual=_at(residual),

@@ -5,25 +5,12 @@
  * folded in order, so a row's result does not depend on its neighbours, on threads or on how the work was
  * cut.
  */
-#include "common.h"
+#include "kernels.h"
 
 #define KEY_CHUNK 256
 #define MAX_GROUP 8 /* queries that share a pass over the keys */
 #define MAX_DIM 256
 #define HEAD 8 /* floats before a partial's vector: maximum, sum, padding */
-
-typedef struct {
-    int32_t rows, heads, kv_heads, head_dim, rotary_dim, bf16, block_size, window, threads;
-    float scale, eps;
-    int32_t chunks;                  /* most chunks of a row when one row is cut over threads, else 0 */
-    const float *qkv;                /* [rows, heads + 2 kv_heads, head_dim], qkv_stride floats a row */
-    const float *cosine, *sine;      /* [rows, >= rotary_dim / 2], angle_stride floats a row */
-    const float *q_norm, *k_norm;    /* [head_dim] or NULL */
-    const int32_t *position, *table; /* [rows]; [rows, table_stride] pages */
-    void *keys, *values;             /* page 0's; strides in elements */
-    float *out, *queries, *partial;  /* [rows, heads, head_dim]; workspaces */
-    int64_t qkv_stride, angle_stride, table_stride, page_stride, slot_stride, head_stride;
-} rl_attention;
 
 INLINE int64_t place(const rl_attention *a, const int32_t *table, int head, int position) {
     return table[position / a->block_size] * a->page_stride + position % a->block_size * a->slot_stride +
@@ -291,19 +278,22 @@ static void attend_cut(const rl_attention *a, int passes) {
     }
 }
 
-void rl_attend(const rl_attention *a) {
-    int passes = (a->heads / a->kv_heads + MAX_GROUP - 1) / MAX_GROUP, items = a->rows * a->kv_heads * passes;
-#pragma omp parallel num_threads(a->threads) if (a -> threads > 1)
-    {
+void rl_attend_team(const rl_attention *a) {
+    int passes = (a->heads / a->kv_heads + MAX_GROUP - 1) / MAX_GROUP;
+    int items = a->rows * a->kv_heads * passes;
 #pragma omp for schedule(static)
-        for (int r = 0; r < a->rows; r++) write_row(a, r);
-        if (a->chunks)
-            attend_cut(a, passes);
-        else {
-#pragma omp for schedule(dynamic)
-            for (int item = 0; item < items; item++) attend(a, item, passes);
-        }
+    for (int r = 0; r < a->rows; r++) write_row(a, r);
+    if (a->chunks) {
+        attend_cut(a, passes);
+        return;
     }
+#pragma omp for schedule(dynamic)
+    for (int item = 0; item < items; item++) attend(a, item, passes);
+}
+
+void rl_attend(const rl_attention *a) {
+#pragma omp parallel num_threads(a->threads) if (a->threads > 1)
+    rl_attend_team(a);
 }
 
 int rl_attention_bytes(void) { return sizeof(rl_attention); }

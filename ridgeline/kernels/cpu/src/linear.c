@@ -3,28 +3,11 @@
  * Numeric contract: every output depends only on its own row, so results are bitwise equal for every number
  * of rows, threads and chunks. A row that holds NaN or Inf gives NaN.
  */
+#include "kernels.h"
 #include "tiles.h"
 
 #define ROWS_PER_PASS 64 /* activation rows that stay in the cache while a thread's tiles go by */
 
-enum { STORE = 0, ADD = 1, SILU_MUL = 2 };
-enum { Q4 = 4, Q8 = 8 };
-
-typedef struct {
-    int32_t format, planes; /* planes of the activations, see tiles.h */
-    int32_t n, k;           /* outputs (gate and up together), inputs */
-    const uint8_t *tiles; /* for SILU_MUL, the first half is gate's, the second up's; n is a multiple of 32 */
-} rl_matrix;
-
-typedef struct {
-    int32_t rows, epilogue, threads;
-    float eps;
-    int64_t in_stride, out_stride, residual_stride; /* floats from row to row */
-    const float *in, *norm, *residual;              /* norm [k] or NULL; residual [rows, n] for ADD */
-    float *out;
-    int8_t *codes;        /* workspace [rows, planes * k] */
-    float *scales, *sums; /* workspace [rows, k / 32] */
-} rl_product;
 
 /* RMS norm (16 partial sums in fixed order), then codes: scale[b] * code ~ value, sum[b] = scale[b] * sum of
  * codes. */
@@ -56,8 +39,8 @@ static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x
             largest = top[j] > largest ? top[j] : largest;
             poison += bad[j];
         }
-        float s = largest / top_code + poison,
-              inverse = largest > 0 && poison == 0 ? top_code / largest : 0.f;
+        float s = largest / top_code + poison, /* a group below 1e-30 counts as zero: its inverse would be Inf */
+              inverse = largest > 1e-30f && poison == 0 ? top_code / largest : 0.f;
         int32_t total = 0, code[GROUP];
         for (int i = 0; i < GROUP; i++) { /* round to nearest even by the magic constant */
             float r = (v[i] * inverse + 12582912.f) - 12582912.f;
@@ -135,13 +118,13 @@ static void multiply(const rl_matrix *w, const rl_product *p, int tid, int threa
     }
 }
 
-void rl_multiply(const rl_matrix *w, const rl_product *p) {
-    if (p->threads == 1) {
-        multiply(w, p, 0, 1);
-        return;
-    }
-#pragma omp parallel num_threads(p->threads)
+void rl_multiply_team(const rl_matrix *w, const rl_product *p) {
     multiply(w, p, omp_get_thread_num(), omp_get_num_threads());
+}
+
+void rl_multiply(const rl_matrix *w, const rl_product *p) {
+#pragma omp parallel num_threads(p->threads) if (p->threads > 1)
+    rl_multiply_team(w, p);
 }
 
 /* codes [n, k] (0..15 or -127..127), fp16 scales and minima [n, k / 32] -> tiles; rows past n are zero. */
@@ -167,38 +150,58 @@ void rl_pack(int format, int n, int k, const int8_t *q, const uint16_t *scale, c
         }
 }
 
-INLINE void unpack_group(int format, const uint8_t *t, int r, float *out) {
-    uint16_t half[2];
-    memcpy(half, t + 2 * r, 2);
-    memcpy(half + 1, t + 32 + 2 * r, 2);
-    float scale = half_to_float(half[0]), minimum = half_to_float(half[1]);
-    for (int i = 0; i < GROUP; i++) {
-        if (format == Q4) {
-            int byte = t[64 + 64 * (i % 16 / 4) + 4 * r + i % 4];
-            out[i] = scale * (float)(i < 16 ? byte & 15 : byte >> 4) + minimum;
-        } else {
-            out[i] = scale * (float)(int8_t)t[32 + 64 * (i / 4) + 4 * r + i % 4];
+/* Rows ids[0..count) of the matrix in fp32, [count, k]. */
+void rl_rows(const rl_matrix *w, const int64_t *ids, int count, float *out) {
+    int groups = w->k / GROUP, bytes = w->format == Q4 ? Q4_BYTES : Q8_BYTES;
+    for (int r = 0; r < count; r++) {
+        int lane = (int)(ids[r] % TILE);
+        const uint8_t *t = w->tiles + ids[r] / TILE * groups * bytes;
+        for (int b = 0; b < groups; b++, t += bytes, out += GROUP) {
+            uint16_t half[2];
+            memcpy(half, t + 2 * lane, 2);
+            memcpy(half + 1, t + 32 + 2 * lane, 2);
+            float scale = half_to_float(half[0]), minimum = half_to_float(half[1]);
+            for (int i = 0; i < GROUP; i++) {
+                if (w->format == Q8) out[i] = scale * (float)(int8_t)t[32 + 64 * (i / 4) + 4 * lane + i % 4];
+                else {
+                    int code = t[64 + 64 * (i % 16 / 4) + 4 * lane + i % 4];
+                    out[i] = fmaf(scale, (float)(i < 16 ? code & 15 : code >> 4), minimum);
+                }
+            }
         }
     }
 }
 
-/* Rows ids[0..count) of the matrix in fp32, [count, k]; ids NULL for rows 0..count in order. bf16: as
- * bfloat16. */
-void rl_unpack(const rl_matrix *w, const int64_t *ids, int count, int bf16, void *out, int threads) {
-    int groups = w->k / GROUP, bytes = w->format == Q4 ? Q4_BYTES : Q8_BYTES;
+/* Eight rows' values of one input as bfloat16: out[0..8). word: four codes a row, `shift` finds the input's. */
+INLINE void unpack8(v8i word, int shift, int q4, v8 scale, v8 minimum, uint16_t *out) {
+    v8i code = q4 ? (word >> shift) & 15 : (word << (24 - shift)) >> 24;
+    v8 v = fma8(scale, __builtin_convertvector(code, v8), minimum);
+    for (int i = 0; i < 8; i++) out[i] = float_to_bf16(v[i]);
+}
+
+/* The whole matrix as bfloat16, transposed: [k, n]. n is a multiple of 16. */
+void rl_unpack(const rl_matrix *w, uint16_t *out, int threads) {
+    int groups = w->k / GROUP, q4 = w->format == Q4, bytes = q4 ? Q4_BYTES : Q8_BYTES;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int r = 0; r < count; r++) {
-        int64_t id = ids ? ids[r] : r;
-        const uint8_t *t = w->tiles + id / TILE * groups * bytes;
-        for (int b = 0; b < groups; b++, t += bytes) {
-            float v[GROUP];
-            unpack_group(w->format, t, (int)(id % TILE), v);
-            int64_t at = (int64_t)r * w->k + b * GROUP;
-            if (!bf16)
-                memcpy((float *)out + at, v, sizeof v);
-            else
-                for (int i = 0; i < GROUP; i++) ((uint16_t *)out)[at + i] = float_to_bf16(v[i]);
-        }
+    for (int tile = 0; tile < w->n / TILE; tile++) {
+        const uint8_t *t = w->tiles + (int64_t)tile * groups * bytes;
+        for (int b = 0; b < groups; b++, t += bytes)
+            for (int half = 0; half < 2; half++) { /* rows 0-7, 8-15 of the tile */
+                v8 scale, minimum = {0};
+                for (int r = 0; r < 8; r++) {
+                    uint16_t bits[2];
+                    memcpy(bits, t + 2 * (8 * half + r), 2);
+                    memcpy(bits + 1, t + 32 + 2 * (8 * half + r), 2);
+                    scale[r] = half_to_float(bits[0]);
+                    if (q4) minimum[r] = half_to_float(bits[1]);
+                }
+                for (int i = 0; i < GROUP; i++) {
+                    int line = q4 ? i % 16 / 4 : i / 4, shift = 8 * (i % 4) + (q4 && i >= 16 ? 4 : 0);
+                    v8i word = *(const v8i *)(t + (q4 ? 64 : 32) + 64 * line + 32 * half);
+                    unpack8(word, shift, q4, scale, minimum,
+                            out + (int64_t)(b * GROUP + i) * w->n + tile * TILE + 8 * half);
+                }
+            }
     }
 }
 

@@ -1,0 +1,51 @@
+"""A decode step's kernel calls, recorded once and run again in one: what a CUDA graph is to a GPU.
+
+Between kernels of a step Python would cost as much as the kernels. Knows no model.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+from ridgeline.kernels.cpu.structs import Attention, Call, Matrix, Product
+
+KEY_CHUNK, MAX_GROUP = 256, 8  # of attention.c
+CUT_BELOW = 4  # work items a thread below which each row's keys are cut over threads
+
+
+def passes(heads: int, kv_heads: int) -> int:
+    """Passes over a KV head's keys: its query heads go by MAX_GROUP."""
+    return -(-heads // kv_heads // MAX_GROUP)
+
+
+def chunks_cut(units: int, longest: int, threads: int) -> int:
+    """Pieces that each row's keys are cut in, 0 for none. units: work items; longest: the last position."""
+    chunks = longest // KEY_CHUNK + 1
+    return chunks if threads > 1 and chunks > 1 and units < CUT_BELOW * threads else 0
+
+
+class Tape:
+    """Calls in order, with all that their pointers need kept alive. Serves 1 to max_rows rows."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._calls: list[tuple[int, Matrix | None, Product | Attention]] = []
+        self._kept: list[object] = []
+        self._array: ctypes.Array[Call] | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, kind: int, matrix: Matrix | None, arguments: Product | Attention,
+            keep: Sequence[object]) -> None:
+        self._calls.append((kind, matrix, arguments))
+        self._kept += keep
+
+    def run(self, library: ctypes.CDLL, *, rows: int, longest: int, threads: int) -> None:
+        """All calls for `rows` rows, the longest of which is at position `longest`."""
+        if self._array is None:
+            self._array = (Call * len(self._calls))(*(
+                Call(kind, 0, None if matrix is None else ctypes.addressof(matrix), ctypes.addressof(arguments))
+                for kind, matrix, arguments in self._calls))
+        units = max((call.kv_heads * passes(call.heads, call.kv_heads)
+                     for _, _, call in self._calls if isinstance(call, Attention)), default=0)
+        library.rl_run(self._array, len(self._calls), rows, chunks_cut(rows * units, longest, threads), threads)
