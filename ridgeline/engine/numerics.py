@@ -85,8 +85,10 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
         "dtype", "packed", f"quantized weights stay packed, multiplied by the C kernels ({found.isa})"
     )
     scratch, plain = Scratch() if bf16_products() else None, dense(torch.float32)
-    prefill = "unpacked to bfloat16" if scratch is not None else "by the same kernels: this CPU has no bfloat16 product"
-    startup.choose("prefill", prefill, "measured on both kinds of CPU")
+    if scratch is not None:
+        startup.choose("prefill", "bfloat16", "the CPU multiplies it: weights are unpacked a layer at a time")
+    else:
+        startup.choose("prefill", "packed", "the CPU has no bfloat16 product, and the codes are as fast")
     body = Packing32(found, scratch, planes=2)
     ends = Packing32(found, None, planes=2)
 

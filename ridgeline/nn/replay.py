@@ -1,4 +1,5 @@
-"""Decode steps of a model whose layers are kernel calls and nothing else: recorded once, then run in one call.
+"""Decode steps of a model whose layers are kernel calls and nothing else: recorded once, then run in one
+call.
 
 Owns the recording and its proof: the first steps run layer by layer as well, and a recording whose result
 is not the same to the bit (something between the kernels was missed) is never used. Legend: T tokens, H
@@ -21,7 +22,9 @@ TRIALS = 3  # steps that must be equal both ways before a recording is trusted
 
 
 def run_layers(blocks: Sequence[Block], x_TH: Tensor, step: Step, prepared: dict[object, object]) -> Tensor:
-    """The residual stream after the blocks. prepared: what blocks of a share key have in common, filled here."""
+    """The residual stream after the blocks. prepared: what blocks of a share key have in common,
+    filled here.
+    """
     for block in blocks:
         key = block.share_key()
         if key not in prepared:
@@ -82,7 +85,8 @@ class Replay:
             out_TH = run_layers(self._blocks, self._in_TH[: len(x_TH)].copy_(x_TH), step, prepared)
         finally:
             self._native.tape = None
-        if not len(tape) or out_TH.untyped_storage().nbytes() < MAX_ROWS * out_TH.stride(0) * out_TH.element_size():
+        needed_bytes = MAX_ROWS * out_TH.stride(0) * out_TH.element_size()
+        if not len(tape) or out_TH.untyped_storage().nbytes() < needed_bytes:
             self._refuse()  # the last block's result is no kernel's
             return out_TH
         self._tape = tape

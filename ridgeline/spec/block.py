@@ -12,8 +12,9 @@ class ParamSpec:
     """One tensor that a block owns.
 
     name: local to the block ("qkv.weight"); the full name is "layers.{i}.{block}.{name}".
-    shape: as the module holds it ([out, in] for a linear). role: "linear", "bias", "norm", "embed" or "scalar";
-    only "linear" (and a head) is ever quantized. shard: the axis that tensor parallelism cuts, None to replicate.
+    shape: as the module holds it ([out, in] for a linear). role: "linear", "bias", "norm", "embed" or
+    "scalar"; only "linear" (and a head) is ever quantized. shard: the axis that tensor parallelism cuts, None
+    to replicate.
     """
 
     name: str
@@ -40,7 +41,9 @@ class BlockSpec(Protocol):
         ...
 
     def cost(self) -> tuple[CostLine, ...]:
-        """Coefficients of FLOPs and bytes over a step's sums, weights' bytes apart (the ledger knows their format)."""
+        """Coefficients of FLOPs and bytes over a step's sums, weights' bytes apart (the ledger knows
+        their format).
+        """
         ...
 
     def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:

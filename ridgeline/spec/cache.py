@@ -1,9 +1,10 @@
 """The four cache kinds and the page layout that serves them all. Torch-free; knows no attention type.
 
-A layer states what it keeps as a tuple of `CacheSpec`s. Layers with the same kind and window form a group; a group's
-page holds `tokens_per_page` consecutive tokens of every layer of the group. All groups draw pages of one common size
-from one arena, so any page can serve any group. Inside a page each (layer, slot) of the group has a contiguous region
-at a fixed offset; what the bytes of a region mean is known to the block's module alone.
+A layer states what it keeps as a tuple of `CacheSpec`s. Layers with the same kind and window form a group;
+a group's page holds `tokens_per_page` consecutive tokens of every layer of the group. All groups draw pages
+of one common size from one arena, so any page can serve any group. Inside a page each (layer, slot) of the
+group has a contiguous region at a fixed offset; what the bytes of a region mean is known to the block's module
+alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from math import lcm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paged:
-    """One entry for every `tokens_per_entry` tokens, kept for the whole sequence (MHA, GQA, MQA, MLA, an index)."""
+    """One entry for every `tokens_per_entry` tokens, kept for the whole sequence (MHA, GQA, MQA, MLA,
+    an index).
+    """
 
     bytes_per_entry: int
     tokens_per_entry: int = 1
@@ -32,7 +35,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A fixed number of bytes a sequence, rewritten at each step (Mamba-2, gated DeltaNet, linear attention)."""
+    """A fixed number of bytes a sequence, rewritten at each step (Mamba-2, gated DeltaNet, linear
+    attention).
+    """
 
     num_bytes: int
 
@@ -61,8 +66,8 @@ class Region:
 class CacheGroup:
     """Layers that share one block table.
 
-    window_tokens: None for Paged and State. state_pages: pages a sequence's state takes, 0 for Paged and Window.
-    tokens_per_entry: the group's coarsest entry; a prefix can be shared only up to a whole one.
+    window_tokens: None for Paged and State. state_pages: pages a sequence's state takes, 0 for Paged and
+    Window. tokens_per_entry: the group's coarsest entry; a prefix can be shared only up to a whole one.
     """
 
     kind: type
@@ -80,7 +85,9 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """The arena's page size and the groups. `source[(layer, slot)]` resolves Shared to the (layer, slot) that owns."""
+    """The arena's page size and the groups. `source[(layer, slot)]` resolves Shared to the (layer,
+    slot) that owns.
+    """
 
     page_bytes: int
     groups: tuple[CacheGroup, ...]
@@ -114,11 +121,13 @@ def _entry_bytes(spec: Paged | Window, tokens: int) -> int:
     return -(-tokens // spec.tokens_per_entry) * spec.bytes_per_entry
 
 
-def plan_layout(layers: Sequence[tuple[CacheSpec, ...]], *, block_tokens: int, align_bytes: int = 64) -> CacheLayout:
+def plan_layout(layers: Sequence[tuple[CacheSpec, ...]], *, block_tokens: int,
+                align_bytes: int = 64) -> CacheLayout:
     """Group the layers and choose the common page size.
 
-    The page is what `block_tokens` tokens of the largest group (by bytes a token) take; groups with fewer bytes a
-    token hold proportionally more tokens a page, in multiples of block_tokens, so that the rounding stays small.
+    The page is what `block_tokens` tokens of the largest group (by bytes a token) take; groups with fewer
+    bytes a token hold proportionally more tokens a page, in multiples of block_tokens, so that the rounding
+    stays small.
     """
     source: dict[tuple[int, int], tuple[int, int]] = {}
     members: dict[tuple[type, int | None], list[tuple[int, int, CacheSpec]]] = {}
@@ -137,8 +146,8 @@ def plan_layout(layers: Sequence[tuple[CacheSpec, ...]], *, block_tokens: int, a
     def block_bytes(items: list[tuple[int, int, CacheSpec]], tokens: int) -> int:
         return sum(aligned(_entry_bytes(s, tokens)) for _, _, s in items if isinstance(s, Paged | Window))
 
-    page_bytes = max((block_bytes(items, block_tokens) for (kind, _), items in members.items() if kind is not State),
-                     default=0)
+    page_bytes = max((block_bytes(items, block_tokens) for (kind, _), items in members.items()
+                      if kind is not State), default=0)
     if page_bytes == 0:
         page_bytes = max((aligned(s.num_bytes) for items in members.values() for _, _, s in items
                           if isinstance(s, State)), default=align_bytes)

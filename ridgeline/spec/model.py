@@ -1,4 +1,5 @@
-"""ModelSpec: one model as data. A family file makes it from a checkpoint's config; everything else reads it."""
+"""ModelSpec: one model as data. A family file makes it from a checkpoint's config; everything else
+reads it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only language model.
 
-    vocab_size: rows of the embedding as stored (padding included). max_position: the context that the checkpoint
-    states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type. norm: "rms".
+    vocab_size: rows of the embedding as stored (padding included). max_position: the context that the
+    checkpoint states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type.
     """
 
     family: str
@@ -45,14 +46,15 @@ class ModelSpec:
     def params(self) -> Iterator[tuple[str, ParamSpec]]:
         """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",
         "head.weight" (absent when tied)."""
-        yield "embed.weight", ParamSpec(name="weight", shape=(self.vocab_size, self.hidden_size), role="embed", shard=0)
+        table = (self.vocab_size, self.hidden_size)
+        yield "embed.weight", ParamSpec(name="weight", shape=table, role="embed", shard=0)
         for index, layer in enumerate(self.layers):
             for block_name, block in layer.blocks:
                 for param in block.params():
                     yield f"layers.{index}.{block_name}.{param.name}", param
         yield "final_norm.weight", ParamSpec(name="weight", shape=(self.hidden_size,), role="norm")
         if not self.tied_embeddings:
-            yield "head.weight", ParamSpec(name="weight", shape=(self.vocab_size, self.hidden_size), role="linear", shard=0)
+            yield "head.weight", ParamSpec(name="weight", shape=table, role="linear", shard=0)
 
     @property
     def num_params(self) -> int:

@@ -15,8 +15,9 @@ class SamplingParams:
     temperature 0 (or below 1e-5) is greedy; ties go to the lowest token id. seed None draws one at admission.
     logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of
     the model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt
-    positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids the
-    scheduler's. Lists are taken as tuples, one stop string as a tuple of it, None as no stop, top_k -1 as 0.
+    positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids
+    the scheduler's. Lists are taken as tuples, one stop string as a tuple of it, None as no stop, top_k -1
+    as 0.
     """
 
     n: int = 1

@@ -85,9 +85,9 @@ def decode_attention(
     rotary = rows.cosine_SR.shape[1]
     call = Attention(
         rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
-        bf16=entries.dtype is torch.bfloat16, block_size=entries.shape[1], window=window or 0, threads=threads,
-        scale=scale, eps=eps, chunks=chunks, qkv=qkv_SND.data_ptr(), cosine=rows.cosine_SR.data_ptr(),
-        sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
+        bf16=entries.dtype is torch.bfloat16, block_size=entries.shape[1], window=window or 0,
+        threads=threads, scale=scale, eps=eps, chunks=chunks, qkv=qkv_SND.data_ptr(),
+        cosine=rows.cosine_SR.data_ptr(), sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
         k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_S.data_ptr(),
         table=rows.table_SP.data_ptr(), keys=entries.data_ptr(),
         values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),

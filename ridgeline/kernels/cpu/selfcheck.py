@@ -45,7 +45,8 @@ def _product_error(native: Native, random: np.random.Generator, bits: int, plane
         weight += least.astype(float).repeat(32, 1)
     tiles = np.zeros(n // 16 * (k // 32) * _LARGEST_TILE_BYTES, np.uint8)
     native.library.rl_pack(bits, n, k, _at(code), _at(scale), _at(least), _at(tiles))
-    matrix, unpacked = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles)), np.empty((n, k), np.float32)
+    matrix = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles))
+    unpacked = np.full((n, k), np.nan, np.float32)
     native.library.rl_unpack(ctypes.byref(matrix), None, n, 0, _at(unpacked), 1)
     if not np.allclose(unpacked, weight, 1e-6, 1e-6):
         return np.inf

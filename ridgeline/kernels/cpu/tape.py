@@ -44,8 +44,10 @@ class Tape:
         """All calls for `rows` rows, the longest of which is at position `longest`."""
         if self._array is None:
             self._array = (Call * len(self._calls))(*(
-                Call(kind, 0, None if matrix is None else ctypes.addressof(matrix), ctypes.addressof(arguments))
+                Call(kind=kind, arguments=ctypes.addressof(arguments),
+                     matrix=None if matrix is None else ctypes.addressof(matrix))
                 for kind, matrix, arguments in self._calls))
         units = max((call.kv_heads * passes(call.heads, call.kv_heads)
                      for _, _, call in self._calls if isinstance(call, Attention)), default=0)
-        library.rl_run(self._array, len(self._calls), rows, chunks_cut(rows * units, longest, threads), threads)
+        chunks = chunks_cut(rows * units, longest, threads)
+        library.rl_run(self._array, len(self._calls), rows, chunks, threads)
