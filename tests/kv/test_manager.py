@@ -353,8 +353,8 @@ def test_what_fits_runs_alone(name: str, pages: int) -> None:
 def test_decode_bookkeeping_is_cheap(caching: bool) -> None:
     """256 decode rows, a new page for one in sixteen: reserve_all + commit_all stay far below a step's time.
 
-    The bound is three times what a quiet machine needs (about 0.15 ms), in CPU seconds of this thread, best of
-    the steps.
+    The bound is three times what a quiet machine needs (about 0.15 ms), in CPU seconds of this thread, best
+    of the steps.
     """
     manager = Scene(layout(paged(16)), 6000, prefix_caching=caching)
     seqs, texts = list(range(256)), [[seq] * (17 + seq % 16) for seq in range(256)]
