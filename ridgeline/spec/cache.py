@@ -3,8 +3,8 @@
 A layer states what it keeps as a tuple of `CacheSpec`s. Layers with the same kind and window form a group;
 a group's page holds `tokens_per_page` consecutive tokens of every layer of the group. All groups draw pages
 of one common size from one arena, so any page can serve any group. Inside a page each (layer, slot) of the
-group has a contiguous region at a fixed offset; what the bytes of a region mean is known to the block's module
-alone.
+group has a contiguous region at a fixed offset; what the bytes of a region mean is known to the block's
+module alone.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ Legend: S rows of one token each, M query heads, G KV heads, D head width, R rot
 P pages of a row. The torch twin is blocks/attention/reference.py.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +86,8 @@ def decode_attention(
         rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
         bf16=entries.dtype is torch.bfloat16, block_size=entries.shape[1], window=window or 0,
         threads=threads, scale=scale, eps=eps, chunks=chunks, qkv=qkv_SND.data_ptr(),
-        cosine=rows.cosine_SR.data_ptr(), sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
+        cosine=rows.cosine_SR.data_ptr(),
+        sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
         k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_S.data_ptr(),
         table=rows.table_SP.data_ptr(), keys=entries.data_ptr(),
         values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),
