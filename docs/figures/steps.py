@@ -10,7 +10,6 @@ from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.trace import RingTrace, StepRecord
 from ridgeline.bench.drive import Driver, Prompts, Shape
-from ridgeline.bench.offline import step_bytes
 from ridgeline.bench.report import StepOf
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.probe import probe_machine
@@ -34,7 +33,7 @@ def measure() -> tuple[list[Drawn], MachineProfile, str]:
     trace = RingTrace(num_steps=1 << 16)
     engine = build_engine(EngineConfig(progress=False), trace=trace)
     try:
-        machine = probe_machine("figure", step_bytes(engine.account))
+        machine = probe_machine("figure", engine.info["profile"]["decode_read_bytes"])
         price = engine.price(machine)
         driver = Driver(engine.loop, trace, WallClock(), Prompts(engine.spec.vocab_size, seed=1))
         driver.run(WARM_UP)

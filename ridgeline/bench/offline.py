@@ -18,9 +18,7 @@ from ridgeline.bench.tables import step_table
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import step_key
 from ridgeline.engine.probe import better, probe_machine
-from ridgeline.ledger.account import Account
 from ridgeline.ledger.profile import MachineProfile, save_profile
-from ridgeline.ledger.sums import Summer
 
 WARM_UP_TOKENS = 8
 _TOKENS = 128  # of a prompt and of an output, unless told
@@ -86,11 +84,11 @@ def _shape(args: BenchArgs) -> Shape | None:
 
 
 def _measure(args: BenchArgs, engine: Engine, driver: Driver, shape: Shape) -> str:
-    before = probe_machine("this run", step_bytes(engine.account))
+    before = probe_machine("this run", engine.info["profile"]["decode_read_bytes"])
     driver.run(Shape(num_requests=shape.concurrency, concurrency=shape.concurrency,
                      prompt_tokens=shape.prompt_tokens, output_tokens=WARM_UP_TOKENS))
     done = driver.run(shape)
-    machine = better(before, probe_machine("this run", step_bytes(engine.account)))
+    machine = better(before, probe_machine("this run", engine.info["profile"]["decode_read_bytes"]))
     report = _report(args.what, engine, machine, shape, done)
     return json.dumps(report.as_json(), allow_nan=False) if args.json else report.text()
 
@@ -108,7 +106,7 @@ def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, do
 def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
     """Measure and save; the machine's own profile keeps the tables of other models."""
     own = engine.profile
-    machine = probe_machine(args.profile or own.name, step_bytes(engine.account))
+    machine = probe_machine(args.profile or own.name, engine.info["profile"]["decode_read_bytes"])
     capacity = engine.capacity
     table = step_table(driver, max_rows=capacity.num_rows, max_chunk=capacity.max_step_tokens)
     others = own.tables if machine.name == own.name else {}
@@ -120,9 +118,3 @@ def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
     kinds = ["decodes"] * len(table.rows) + ["tokens of a chunk"] * len(table.chunk)
     lines = [f"{n:5} {kind}: {seconds * 1e3:.3g} ms" for (n, seconds), kind in zip(times, kinds, strict=True)]
     return "\n".join([profile.text(), *lines, f"saved as {path}"])
-
-
-def step_bytes(account: Account) -> int:
-    """Bytes that a decode step of one short sequence reads: about the weights as they are held."""
-    sums = Summer(account.windows).sums([0], [1], 1)
-    return int(sum(line.read_bytes for line in account.at(sums)))

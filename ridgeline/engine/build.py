@@ -15,7 +15,7 @@ from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
-from ridgeline.engine.floors import machine_profile, price_of, prices_of
+from ridgeline.engine.floors import describe, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
 from ridgeline.engine.sizes import decide_sizes, decide_threads
@@ -47,7 +47,7 @@ class Engine:
 
     name: how the model is served. numerics: the numeric path in a word. account: FLOPs and bytes of a step,
     weights as they are held. profile: of this machine, what the records' floors are made of. info: the answer
-    to "info"; its keys are in `_info`.
+    to "info": the keys of `_info`, "profile" (`floors.describe`) and "max_request_tokens".
     """
 
     name: str
@@ -127,7 +127,8 @@ def build_engine(
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
     bill = _account(checkpoint.spec, weights, numerics)
-    prices = prices_of(bill, checkpoint.name, numerics.name, profile)
+    price = price_of(bill, numerics.name, profile)
+    prices = prices_of(price, profile, step_key(checkpoint.name, numerics.name))
     return Engine(
         name=checkpoint.name,
         checkpoint=checkpoint,
@@ -139,8 +140,8 @@ def build_engine(
         loop=Loop(scheduler, executor, clock, whole_trace, prices),
         executor=executor,
         trace=whole_trace,
-        info=_info(config, checkpoint, capacity, weights, profile, startup)
-        | {"max_request_tokens": scheduler.max_request_tokens},
+        info=_info(config, checkpoint, capacity, weights, startup)
+        | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
     )
 
 
@@ -210,11 +211,9 @@ def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:
 
 
 def _info(
-    config: EngineConfig, checkpoint: Checkpoint, capacity: Capacity, weights: Weights,
-    profile: MachineProfile, startup: Startup,
-) -> dict[str, Any]:  # fmt: skip
-    """What the engine is, JSON-able. profile: the rates that floors are made of. startup: seconds by phase,
-    and each choice with its reason."""
+    config: EngineConfig, checkpoint: Checkpoint, capacity: Capacity, weights: Weights, startup: Startup
+) -> dict[str, Any]:
+    """What the engine is, JSON-able. startup: seconds by phase, and each choice with its reason."""
     spec = checkpoint.spec
     return {
         "version": own_version(),
@@ -236,12 +235,5 @@ def _info(
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
         "policy": config.policy,
-        "profile": {
-            "name": profile.name,
-            "threads": profile.threads,
-            "read_bytes_per_s": profile.read_bytes_per_s,
-            "flops_per_s": dict(profile.flops_per_s),
-            "about": dict(profile.about),
-        },
         "startup": startup.as_dict(),
     }

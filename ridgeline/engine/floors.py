@@ -4,6 +4,10 @@ Owns which profile an engine uses: the file of this machine's name, measured now
 choice is said once. Knows no loop.
 """
 
+from typing import Any
+
+import numpy as np
+
 from ridgeline.base.errors import ConfigError
 from ridgeline.engine.machine import machine_name
 from ridgeline.engine.probe import QUICK, probe_machine
@@ -59,9 +63,26 @@ def price_of(account: Account, numerics: str, profile: MachineProfile) -> Price:
     return Price(account, device, flops_per_s=device.fastest(_arithmetic(numerics)))
 
 
-def prices_of(account: Account, model: str, numerics: str, profile: MachineProfile) -> Prices:
+def describe(profile: MachineProfile, price: Price) -> dict[str, Any]:
+    """The rates, and what they make of the smallest step (one token of one sequence), JSON-able."""
+    smallest = _Smallest()
+    return {
+        "name": profile.name, "threads": profile.threads, "about": dict(profile.about),
+        "read_bytes_per_s": profile.read_bytes_per_s, "flops_per_s": dict(profile.flops_per_s),
+        "decode_read_bytes": int(price.moved(smallest)[0]), "decode_floor_s": price(smallest),
+    }  # fmt: skip
+
+
+class _Smallest:
+    """A decode with nothing before it, as a step."""
+
+    start = np.zeros(1, np.int32)
+    count = np.ones(1, np.int32)
+    num_sampled = 1
+
+
+def prices_of(price: Price, profile: MachineProfile, key: str) -> Prices:
     """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`)."""
-    price = price_of(account, numerics, profile)
-    table = profile.tables.get(step_key(model, numerics))
+    table = profile.tables.get(key)
     planned = None if table is None else Estimate(price, table)
     return Prices(step=price, request=price.request, planned=planned)

@@ -78,7 +78,10 @@ def test_the_profile_is_measured_once_and_said(tmp_path: Path) -> None:
     second.close()
     assert f"from {path}" in second.info["startup"]["choices"]["profile"]["why"]
     assert second.profile == first.profile
-    assert second.info["profile"]["read_bytes_per_s"] == first.profile.read_bytes_per_s
+    said = second.info["profile"]
+    assert said["read_bytes_per_s"] == first.profile.read_bytes_per_s
+    assert 0 < said["decode_read_bytes"] <= second.info["weights_bytes"] + 1000
+    assert said["decode_floor_s"] >= said["decode_read_bytes"] / said["read_bytes_per_s"]
 
 
 def test_a_step_table_makes_a_plan(tmp_path: Path) -> None:
