@@ -21,7 +21,7 @@ from ridgeline.engine.machine import this_machine
 from ridgeline.kernels.cpu.native import native
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.quant.format import GgufBlocks
-from ridgeline.quant.packed import Packing32, Scratch
+from ridgeline.quant.packed import Packing32
 from ridgeline.spec.block import ParamSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -112,7 +112,7 @@ def coded_rate(effort: Effort = FULL) -> float | None:
     kernels = native()
     if kernels is None:
         return None
-    weight = Packing32(kernels, Scratch(), planes=2, may_unpack=False).pack(_Coded(), torch.device("cpu"))
+    weight = Packing32(kernels, None, planes=2).pack(_Coded(), torch.device("cpu"))
     assert not isinstance(weight, Tensor)
 
     def measure(start: Barrier) -> float:
