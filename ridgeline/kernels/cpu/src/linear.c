@@ -174,7 +174,8 @@ void rl_rows(const rl_matrix *w, const int64_t *ids, int count, float *out) {
 
 /* Eight rows' values of one input as bfloat16: out[0..8). word: four codes a row, `shift` finds the input's. */
 INLINE void unpack8(v8i word, int shift, int q4, v8 scale, v8 minimum, uint16_t *out) {
-    v8i code = q4 ? (word >> shift) & 15 : (word << (24 - shift)) >> 24;
+    v8i code = (word >> shift) & 15;
+    if (!q4) code = (word << (24 - shift)) >> 24;
     v8 v = fma8(scale, __builtin_convertvector(code, v8), minimum);
     for (int i = 0; i < 8; i++) out[i] = float_to_bf16(v[i]);
 }
