@@ -34,10 +34,11 @@ def built(cc: str, folder: Path, flags: Sequence[str] = FLAGS) -> Path:
     Raises ConfigError when the compiler fails or the library computes wrongly on this machine, OSError or
     SubprocessError when either cannot be run.
     """
-    root = files("ridgeline.kernels.cpu") / "src"
-    texts = {name: (root / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
+    room = files("ridgeline.kernels.cpu")
+    texts = {name: (room / "src" / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
+    check = (room / "selfcheck.py").read_bytes()
     said = subprocess.run([cc, "--version"], capture_output=True, check=True, timeout=60).stdout
-    key = _digest(repr((sorted(texts.items()), tuple(flags), said, _cpu())).encode())
+    key = _digest(repr((sorted(texts.items()), check, tuple(flags), said, _cpu())).encode())
     refused = folder / f"cpu-{key}.refused"
     if refused.is_file():
         raise ConfigError(f"{refused.read_text().strip()}; remove {refused} to try again")
