@@ -27,7 +27,6 @@ from ridgeline.server.stream import ClientGone, EventStream, until_gone
 from ridgeline.server.tokens import detokenize, tokenize
 
 _JSON = "application/json"
-_NOBODY = Response(status_code=499)  # the client is gone: nobody reads this
 
 
 def build_app(api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = ()) -> ASGIApp:
@@ -111,7 +110,7 @@ async def _generate(request: Request, endpoint: Callable[[bytes], Coroutine[Any,
     try:
         reply = await until_gone(request.receive, endpoint(body))
     except ClientGone:
-        return _NOBODY
+        return Response(status_code=499)  # nobody reads this
     return _json(reply) if isinstance(reply, bytes) else EventStream(reply)
 
 
