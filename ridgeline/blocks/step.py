@@ -69,8 +69,8 @@ class CacheRegion:
 class Kept(Protocol):
     """What `Block.prepare` makes, where a recorded step can be run again with another step's."""
 
-    def with_room(self, max_rows: int) -> "Kept":
-        """The same in memory of its own that holds up to max_rows rows."""
+    def with_room(self, max_rows: int) -> "Kept | None":
+        """The same in memory of its own that holds up to max_rows rows; None when no kernel reads it."""
         ...
 
     def receive(self, other: object) -> None:

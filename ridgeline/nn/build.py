@@ -42,8 +42,7 @@ class Model:
         self._embedding = embedding
         self._head = head
         self._modules = [block.module for block in blocks]
-        found = native() if embedding.on_cpu else None
-        self._replay = Replay(found, self._modules) if found is not None else None
+        self._replay: Replay | None = None
 
     def bind_cache(self, layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype) -> None:
         """Hand every block its regions of the arena. layout: planned for this spec and the bytes of dtype."""
@@ -51,6 +50,8 @@ class Model:
             block.module.bind([
                 _region(layout, region_bytes, dtype, block.layer, block.first_slot + slot)
                 for slot in range(block.num_slots)])
+        found = native() if self._embedding.on_cpu else None
+        self._replay = Replay(found, self._modules) if found is not None else None
 
     def forward(self, step: Step) -> Tensor:
         """The residual stream [T, H] after the last layer; keys and values of the step are written."""

@@ -33,10 +33,9 @@ class AttentionShared:
     fused: int
     rows: DecodeRows | None
 
-    def with_room(self, max_rows: int) -> "AttentionShared":
+    def with_room(self, max_rows: int) -> "AttentionShared | None":
         """See blocks.step.Kept."""
-        assert self.rows is not None
-        return replace(self, rows=self.rows.with_room(max_rows))
+        return None if self.rows is None else replace(self, rows=self.rows.with_room(max_rows))
 
     def receive(self, other: object) -> None:
         """See blocks.step.Kept."""

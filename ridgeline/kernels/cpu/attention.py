@@ -41,6 +41,7 @@ class DecodeRows:
         """Take another step's rows into memory made by `with_room`."""
         for to, given in ((self.position_S, other.position_S), (self.table_SP, other.table_SP),
                           (self.cosine_SR, other.cosine_SR), (self.sine_SR, other.sine_SR)):
+            assert to.shape[1:] == given.shape[1:], "block tables of all steps have one width"
             to.as_strided(given.shape, to.stride()).copy_(given)
 
 

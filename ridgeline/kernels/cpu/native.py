@@ -7,6 +7,7 @@ import ctypes as c
 import logging
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,12 +23,21 @@ ISA = ("scalar", "AVX2", "AVX-512 VNNI")
 
 
 class Native:
-    """The loaded library. isa: one of ISA. While a tape records, it takes every call that is made."""
+    """The loaded library. isa: one of ISA. A tape that records takes every call that its thread makes."""
 
     def __init__(self, library: c.CDLL, isa: str) -> None:
         self.library = library
         self.isa = isa
-        self.tape: Tape | None = None
+        self._thread = threading.local()  # two engines of a process must not record each other
+
+    @property
+    def tape(self) -> Tape | None:
+        """What records this thread's calls."""
+        return getattr(self._thread, "tape", None)
+
+    @tape.setter
+    def tape(self, tape: Tape | None) -> None:
+        self._thread.tape = tape
 
     def multiply(self, matrix: Matrix, product: Product, keep: Sequence[object]) -> None:
         """rl_multiply. keep: what owns the memory that the product points to."""

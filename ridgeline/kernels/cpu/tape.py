@@ -24,10 +24,14 @@ def chunks_cut(units: int, longest: int, threads: int) -> int:
 
 
 class Tape:
-    """Calls in order, with all that their pointers need kept alive. Serves 1 to max_rows rows."""
+    """Calls in order, with all that their pointers need kept alive. Serves 1 to max_rows rows.
 
-    def __init__(self, max_rows: int) -> None:
+    threads: of every run, since the calls have room for so many.
+    """
+
+    def __init__(self, max_rows: int, threads: int) -> None:
         self.max_rows = max_rows
+        self.threads = threads
         self._calls: list[tuple[int, Matrix | None, Product | Attention]] = []
         self._kept: list[object] = []
         self._array: ctypes.Array[Call] | None = None
@@ -40,7 +44,7 @@ class Tape:
         self._calls.append((kind, matrix, arguments))
         self._kept += keep
 
-    def run(self, library: ctypes.CDLL, *, rows: int, longest: int, threads: int) -> None:
+    def run(self, library: ctypes.CDLL, *, rows: int, longest: int) -> None:
         """All calls for `rows` rows, the longest of which is at position `longest`."""
         if self._array is None:
             self._array = (Call * len(self._calls))(*(
@@ -49,5 +53,5 @@ class Tape:
                 for kind, matrix, arguments in self._calls))
         units = max((call.kv_heads * passes(call.heads, call.kv_heads)
                      for _, _, call in self._calls if isinstance(call, Attention)), default=0)
-        chunks = chunks_cut(rows * units, longest, threads)
-        library.rl_run(self._array, len(self._calls), rows, chunks, threads)
+        chunks = chunks_cut(rows * units, longest, self.threads)
+        library.rl_run(self._array, len(self._calls), rows, chunks, self.threads)
