@@ -189,7 +189,8 @@ class Packing32:
             parts = [_codes(part) for part in blocks]
             code = np.concatenate([p[0] for p in parts])
             scale, low = np.concatenate([p[1] for p in parts]), np.concatenate([p[2] for p in parts])
-            return self._make(_KEPT[blocks[0].kind], code, scale, low)
+            if np.isfinite(low.view(np.float16)).all():  # q4_0's -8 scales may be too large for fp16
+                return self._make(_KEPT[blocks[0].kind], code, scale, low)
         return self._make(Q8, *_eight_bits(weight.dense(torch.float32, device)))
 
     def restore(
@@ -229,7 +230,8 @@ def _codes(part: GgufBlocks) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDAr
     code = np.concatenate((packed & 15, packed >> 4), -1).reshape(part.rows, part.columns).astype(np.int8)
     if part.kind == "q4_1":
         return code, scale, np.ascontiguousarray(block[..., 2:4]).view(np.uint16)[..., 0]
-    low = (scale.view(np.float16) * np.float16(-8)).view(np.uint16)
+    with np.errstate(over="ignore"):
+        low = (scale.view(np.float16) * np.float16(-8)).view(np.uint16)
     return code, scale, low
 
 

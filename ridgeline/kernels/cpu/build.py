@@ -93,6 +93,7 @@ def _cpu() -> str:
     """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return repr({line for line in lines if line.startswith(("flags", "model name", "Features"))})
+        told = {line for line in lines if line.startswith(("flags", "model name", "Features"))}
+        return repr(sorted(told))
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
