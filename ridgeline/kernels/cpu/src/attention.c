@@ -253,21 +253,19 @@ static void attend(const rl_attention *a, int item, int passes) {
     finish(acc, group, dim, a->out + ((int64_t)r * a->heads + query) * dim);
 }
 
-/* One long row on several threads: chunks first, then the same folds in the same order. */
-static void attend_cut(const rl_attention *a, int passes) {
+/* Long rows on several threads: their chunks first, then the same folds in the same order. */
+static void attend_cut(const rl_attention *a, int passes, rl_crew *crew, int thread) {
     int dim = a->head_dim, per_head = a->heads / a->kv_heads, items = a->rows * a->kv_heads * passes;
     int64_t size = MAX_GROUP * (dim + HEAD);
-#pragma omp for schedule(dynamic) collapse(2)
-    for (int item = 0; item < items; item++)
-        for (int number = 0; number < a->chunks; number++) {
-            int pass = item % passes, unit = item / passes, r = unit / a->kv_heads, head = unit % a->kv_heads;
-            if (number < first_chunk(a, r) || number > a->position[r] / KEY_CHUNK) continue;
-            int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
-            chunk(a, r, head, head * per_head + pass * MAX_GROUP, group, number,
-                  a->partial + ((int64_t)item * a->chunks + number) * size);
-        }
-#pragma omp for schedule(static)
-    for (int item = 0; item < items; item++) {
+    for (int cut = take(crew); cut < items * a->chunks; cut = take(crew)) {
+        int item = cut / a->chunks, number = cut % a->chunks;
+        int pass = item % passes, unit = item / passes, r = unit / a->kv_heads, head = unit % a->kv_heads;
+        if (number < first_chunk(a, r) || number > a->position[r] / KEY_CHUNK) continue;
+        int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
+        chunk(a, r, head, head * per_head + pass * MAX_GROUP, group, number, a->partial + cut * size);
+    }
+    meet(crew);
+    for (int item = thread; item < items; item += crew->threads) {
         int pass = item % passes, unit = item / passes, r = unit / a->kv_heads, head = unit % a->kv_heads;
         int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
         int low = first_chunk(a, r), high = a->position[r] / KEY_CHUNK;
@@ -278,22 +276,25 @@ static void attend_cut(const rl_attention *a, int passes) {
     }
 }
 
-void rl_attend_team(const rl_attention *a) {
+void rl_attend_crew(const rl_attention *a, rl_crew *crew, int thread) {
     int passes = (a->heads / a->kv_heads + MAX_GROUP - 1) / MAX_GROUP;
-    int items = a->rows * a->kv_heads * passes;
-#pragma omp for schedule(static)
-    for (int r = 0; r < a->rows; r++) write_row(a, r);
-    if (a->chunks) {
-        attend_cut(a, passes);
-        return;
-    }
-#pragma omp for schedule(dynamic)
-    for (int item = 0; item < items; item++) attend(a, item, passes);
+    for (int r = thread; r < a->rows; r += crew->threads) write_row(a, r);
+    meet(crew);
+    if (a->chunks)
+        attend_cut(a, passes, crew, thread);
+    else
+        for (int item = take(crew); item < a->rows * a->kv_heads * passes; item = take(crew))
+            attend(a, item, passes);
 }
 
 void rl_attend(const rl_attention *a) {
-#pragma omp parallel num_threads(a->threads) if (a->threads > 1)
-    rl_attend_team(a);
+    rl_crew crew = {0};
+#pragma omp parallel num_threads(a->threads) if (a -> threads > 1)
+    {
+#pragma omp single
+        crew.threads = omp_get_num_threads(); /* may be fewer than asked for */
+        rl_attend_crew(a, &crew, omp_get_thread_num());
+    }
 }
 
 int rl_attention_bytes(void) { return sizeof(rl_attention); }

@@ -6,6 +6,8 @@
 #pragma once
 #include <math.h>
 #include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -46,6 +48,12 @@ INLINE uint16_t float_to_bf16(float f) {
     memcpy(&u, &f, 4);
     if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+INLINE void pause_thread(void) {
+#ifdef RL_AVX2
+    _mm_pause();
+#endif
 }
 
 INLINE v8 all8(float x) { return (v8){x, x, x, x, x, x, x, x}; }

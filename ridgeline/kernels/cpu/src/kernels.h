@@ -34,6 +34,35 @@ typedef struct {
     int64_t qkv_stride, angle_stride, table_stride, page_stride, slot_stride, head_stride;
 } rl_attention;
 
-/* Called by every thread of a team; all have to come back before the results may be read. */
-void rl_multiply_team(const rl_matrix *w, const rl_product *p);
-void rl_attend_team(const rl_attention *a);
+/* Threads that work on one call together. They meet by spinning for a moment and then yielding, since a core
+ * may be wanted by somebody else: a barrier that only spins would wait whole time slices for a thread that is
+ * not running. */
+typedef struct {
+    _Atomic int arrived, generation, taken;
+    int threads;
+} rl_crew;
+
+enum { SPINS = 1000 };
+
+/* Waits for all; afterwards `take` counts from 0 again. */
+INLINE void meet(rl_crew *crew) {
+    int generation = atomic_load(&crew->generation);
+    if (atomic_fetch_add(&crew->arrived, 1) + 1 == crew->threads) {
+        atomic_store(&crew->arrived, 0);
+        atomic_store(&crew->taken, 0);
+        atomic_fetch_add(&crew->generation, 1);
+        return;
+    }
+    for (int spins = 0; atomic_load(&crew->generation) == generation; spins++)
+        if (spins < SPINS)
+            pause_thread();
+        else
+            sched_yield();
+}
+
+/* The next number that no other thread has taken since the crew last met. */
+INLINE int take(rl_crew *crew) { return atomic_fetch_add(&crew->taken, 1); }
+
+/* Called by every thread of a crew, by its number; they have to meet before the results may be read. */
+void rl_multiply_crew(const rl_matrix *w, const rl_product *p, rl_crew *crew, int thread);
+void rl_attend_crew(const rl_attention *a, rl_crew *crew, int thread);

@@ -8,7 +8,6 @@
 
 #define ROWS_PER_PASS 64 /* activation rows that stay in the cache while a thread's tiles go by */
 
-
 /* RMS norm (16 partial sums in fixed order), then codes: scale[b] * code ~ value, sum[b] = scale[b] * sum of
  * codes. */
 static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x, int8_t *q, float *scale,
@@ -39,8 +38,9 @@ static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x
             largest = top[j] > largest ? top[j] : largest;
             poison += bad[j];
         }
-        float s = largest / top_code + poison, /* a group below 1e-30 counts as zero: its inverse would be Inf */
-              inverse = largest > 1e-30f && poison == 0 ? top_code / largest : 0.f;
+        float s = largest / top_code +
+                  poison, /* a group below 1e-30 counts as zero: its inverse would be Inf */
+            inverse = largest > 1e-30f && poison == 0 ? top_code / largest : 0.f;
         int32_t total = 0, code[GROUP];
         for (int i = 0; i < GROUP; i++) { /* round to nearest even by the magic constant */
             float r = (v[i] * inverse + 12582912.f) - 12582912.f;
@@ -90,16 +90,17 @@ static void finish_tile(const rl_matrix *w, const rl_product *p, int tile, int r
     }
 }
 
-static void multiply(const rl_matrix *w, const rl_product *p, int tid, int threads) {
+void rl_multiply_crew(const rl_matrix *w, const rl_product *p, rl_crew *crew, int thread) {
     int groups = w->k / GROUP, kernel = w->format == Q8 ? 2 : w->planes - 1, paired = p->epilogue == SILU_MUL;
     int64_t stride = (int64_t)w->k * w->planes,
             tile_bytes = (int64_t)groups * (w->format == Q4 ? Q4_BYTES : Q8_BYTES);
-    for (int r = tid; r < p->rows; r += threads)
+    for (int r = thread; r < p->rows; r += crew->threads)
         quantise_row(w, p, p->in + r * p->in_stride, p->codes + r * stride, p->scales + (int64_t)r * groups,
                      p->sums + (int64_t)r * groups);
-#pragma omp barrier
+    meet(crew);
     int tiles = (w->n + TILE - 1) / TILE, units = paired ? tiles / 2 : tiles;
-    int first = share_first(units, tid, threads), last = share_first(units, tid + 1, threads);
+    int first = share_first(units, thread, crew->threads),
+        last = share_first(units, thread + 1, crew->threads);
     float a[ROWS_PER_PASS * TILE], b[ROWS_PER_PASS * TILE];
     for (int row = 0; row < p->rows; row += ROWS_PER_PASS) {
         int m = p->rows - row < ROWS_PER_PASS ? p->rows - row : ROWS_PER_PASS;
@@ -118,13 +119,14 @@ static void multiply(const rl_matrix *w, const rl_product *p, int tid, int threa
     }
 }
 
-void rl_multiply_team(const rl_matrix *w, const rl_product *p) {
-    multiply(w, p, omp_get_thread_num(), omp_get_num_threads());
-}
-
 void rl_multiply(const rl_matrix *w, const rl_product *p) {
-#pragma omp parallel num_threads(p->threads) if (p->threads > 1)
-    rl_multiply_team(w, p);
+    rl_crew crew = {0};
+#pragma omp parallel num_threads(p->threads) if (p -> threads > 1)
+    {
+#pragma omp single
+        crew.threads = omp_get_num_threads(); /* may be fewer than asked for */
+        rl_multiply_crew(w, p, &crew, omp_get_thread_num());
+    }
 }
 
 /* codes [n, k] (0..15 or -127..127), fp16 scales and minima [n, k / 32] -> tiles; rows past n are zero. */
@@ -162,7 +164,8 @@ void rl_rows(const rl_matrix *w, const int64_t *ids, int count, float *out) {
             memcpy(half + 1, t + 32 + 2 * lane, 2);
             float scale = half_to_float(half[0]), minimum = half_to_float(half[1]);
             for (int i = 0; i < GROUP; i++) {
-                if (w->format == Q8) out[i] = scale * (float)(int8_t)t[32 + 64 * (i / 4) + 4 * lane + i % 4];
+                if (w->format == Q8)
+                    out[i] = scale * (float)(int8_t)t[32 + 64 * (i / 4) + 4 * lane + i % 4];
                 else {
                     int code = t[64 + 64 * (i % 16 / 4) + 4 * lane + i % 4];
                     out[i] = fmaf(scale, (float)(i < 16 ? code & 15 : code >> 4), minimum);
@@ -172,7 +175,8 @@ void rl_rows(const rl_matrix *w, const int64_t *ids, int count, float *out) {
     }
 }
 
-/* Eight rows' values of one input as bfloat16: out[0..8). word: four codes a row, `shift` finds the input's. */
+/* Eight rows' values of one input as bfloat16: out[0..8). word: four codes a row, `shift` finds the input's.
+ */
 INLINE void unpack8(v8i word, int shift, int q4, v8 scale, v8 minimum, uint16_t *out) {
     v8i code = (word >> shift) & 15;
     if (!q4) code = (word << (24 - shift)) >> 24;

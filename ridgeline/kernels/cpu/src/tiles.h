@@ -226,11 +226,12 @@ INLINE void tile_q8(TILE_ARGS, const int MB) { tile_any(t, groups, xq, xs, xm, s
         tile_q8(t, groups, xq, xs, xm, stride, out, MB);                                                     \
     }
 Q4_OF(1, 1)
-Q4_OF(2, 1) Q4_OF(4, 1) Q4_OF(8, 1) Q4_OF(1, 2) Q4_OF(2, 2) Q4_OF(4, 2) Q4_OF(8, 2) Q8_OF(1) Q8_OF(2) Q8_OF(4)
-    Q8_OF(8)
+Q4_OF(2, 1)
+Q4_OF(4, 1)
+Q4_OF(8, 1) Q4_OF(1, 2) Q4_OF(2, 2) Q4_OF(4, 2) Q4_OF(8, 2) Q8_OF(1) Q8_OF(2) Q8_OF(4) Q8_OF(8)
 
-        static void tile_product(int kernel, const uint8_t *t, int groups, int64_t stride, const int8_t *q,
-                                 const float *s, const float *u, int m, float *o) {
+    static void tile_product(int kernel, const uint8_t *t, int groups, int64_t stride, const int8_t *q,
+                             const float *s, const float *u, int m, float *o) {
     typedef void (*tile_fn)(TILE_ARGS);
     static const tile_fn table[3][4] = {
         {q4_8_1, q4_4_1, q4_2_1, q4_1_1}, {q4_8_2, q4_4_2, q4_2_2, q4_1_2}, {q8_8, q8_4, q8_2, q8_1}};
