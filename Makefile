@@ -6,6 +6,13 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 MODEL ?=
 TORCH_INDEX ?=
 
+# pytest ends with 5 when no test has the mark: nothing to run is no failure.
+OR_NONE = || [ $$? -eq 5 ]
+FIND_GPU = import sys, torch; \
+	found = torch.cuda.is_available(); \
+	print("make gpu:", torch.cuda.get_device_name() if found else "no NVIDIA GPU that torch can use: run it on a " \
+	"machine that has one, with a CUDA build of torch"); sys.exit(not found)
+
 .PHONY: setup serve test check soak gpu clean
 
 setup: $(STAMP)
@@ -37,15 +44,18 @@ test: setup
 	$(BIN)/python -m pytest -q -m "not soak and not gpu"
 
 check: setup
-	$(BIN)/ruff check ridgeline tests
+	$(BIN)/ruff check ridgeline tests docs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/contracts -m "not gpu"
 
+# Hours: every cube in whole, fuzz and load at length.
 soak: setup
-	$(BIN)/python -m pytest -q -m "soak"
+	$(BIN)/python -m pytest -q -m "soak" $(OR_NONE)
 
+# Tests first: a speed counts only behind a green test. Benches follow here when an engine runs on a GPU.
 gpu: setup
-	$(BIN)/python -m pytest -q -m "gpu"
+	@$(BIN)/python -c '$(FIND_GPU)'
+	$(BIN)/python -m pytest -q -m "gpu" $(OR_NONE)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

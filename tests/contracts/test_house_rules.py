@@ -10,7 +10,7 @@ MAX_PACKAGE_LINES = 25_000
 MAX_FILE_LINES = 400
 MAX_KERNEL_LINES = 600
 MAX_FUNCTION_LINES = 60
-SUFFIXES = {".py", ".cpp", ".cu", ".h", ".js", ".html", ".css"}
+SUFFIXES = {".py", ".c", ".cpp", ".cu", ".h", ".js", ".html", ".css"}
 
 
 def _sources() -> list[Path]:
