@@ -96,14 +96,12 @@ class Report:
 
     def text(self) -> str:
         """The same for a reader."""
-        about, rates = self.machine.about, self.machine.flops_per_s
-        products = ", ".join(f"{rate / 1e9:.3g} GFLOP/s {dtype}" for dtype, rate in rates.items())
+        about = self.machine.about
         lines = [
             f"{self.what}: {self.model} ({self.numerics})",
             f"  {about['processor']}, {self.machine.threads} of {about['cores']} cores, "
             f"torch {about['torch']}, commit {about['commit']}, load {about['load']} before",
-            f"  measured in this run: read {self.machine.read_bytes_per_s / 1e9:.3g} GB/s, "
-            f"matrix product {products}",
+            f"  measured in this run: {self.machine.text()}",
             f"  {len(self.requests)} requests of {self.prompt_tokens} tokens in, {self.output_tokens} out, "
             f"{self.concurrency} at a time, fresh prompts, after a warm-up",
             "",
@@ -113,7 +111,7 @@ class Report:
         for name in ("ttft", "tpot", "e2e"):
             points = "  ".join(f"{p} {_seconds(s)}" for p, s in times[name].items())
             lines.append(f"  {name.upper():4}   {points}")
-        lines += ["", *_steps_text("decode", self.decode), *_steps_text("prefill", self.prefill)]
+        lines += ["", _HEAD, _steps_text("decode", self.decode), _steps_text("prefill", self.prefill)]
         if any(steps.share > 1 for steps in (self.decode, self.prefill) if steps is not None):
             lines.append("  a floor above what was measured: other load held the machine's own rates down; "
                          "run it on an idle machine")
@@ -128,12 +126,17 @@ def _steps_json(steps: StepsSummary | None) -> dict[str, float] | None:
             "read_bytes": steps.read_bytes, "flops": steps.flops}
 
 
-def _steps_text(name: str, steps: StepsSummary | None) -> list[str]:
+_HEAD = (f"  {'step':9}{'tokens':>7}{'tok/s':>9}{'measured':>10}{'floor':>9}{'share':>7}"
+         f"{'reads':>10}{'computes':>13}")
+
+
+def _steps_text(name: str, steps: StepsSummary | None) -> str:
+    """A row under _HEAD."""
     if steps is None:
-        return [f"  {name:8}no step was of this kind alone"]
-    return [f"  {name:8}{steps.tok_s:.4g} tok/s; a step of {steps.tokens}: {_seconds(steps.measured_s)} "
-            f"measured, floor {_seconds(steps.floor_s)} ({steps.share:.0%} of it), reads "
-            f"{format_bytes(steps.read_bytes)}, computes {steps.flops / 1e9:.3g} GFLOP"]
+        return f"  {name:9}no step was of this kind alone"
+    return (f"  {name:9}{steps.tokens:7}{steps.tok_s:9.4g}{_seconds(steps.measured_s):>10}"
+            f"{_seconds(steps.floor_s):>9}{steps.share:7.0%}{format_bytes(steps.read_bytes):>10}"
+            f"{f'{steps.flops / 1e9:.3g} GFLOP':>13}")
 
 
 def _seconds(seconds: float) -> str:
