@@ -8,8 +8,8 @@
 
 #define ROWS_PER_PASS 64 /* activation rows that stay in the cache while a thread's tiles go by */
 
-/* RMS norm (16 partial sums in fixed order), then codes: scale[b] * code ~ value, sum[b] = scale[b] * sum of
- * codes. */
+/* RMS norm (16 partial sums in fixed order), then codes: scale[b] * code ~ value, sum[b] as tiles.h wants
+ * it. */
 static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x, int8_t *q, float *scale,
                          float *sum) {
     int k = w->k;
@@ -64,6 +64,10 @@ static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x
         }
         scale[b] = s;
         sum[b] = s * (float)total;
+        if (w->format == Q8) {
+            total *= 128;
+            memcpy(sum + b, &total, 4);
+        }
     }
 }
 

@@ -28,8 +28,8 @@
 #define Q8_AS_INT16 0
 #endif
 
-/* t: the tile; groups: of a row; xq, xs, xm: rows' codes, scales, scaled sums; stride: bytes from row to row
- * of xq; out[m][r]. */
+/* t: the tile; groups: of a row; xq, xs, xm: rows' codes, scales, scaled sums (for q8: 128 * sum as int32, what
+ * unsigned weights q + 128 add too much); stride: bytes from row to row of xq; out[m][r]. */
 #define TILE_ARGS                                                                                            \
     const uint8_t *t, int groups, const int8_t *xq, const float *xs, const float *xm, int64_t stride,        \
         float *out
@@ -72,28 +72,22 @@ INLINE void tile_q4(TILE_ARGS, const int MB, const int P) {
 INLINE void tile_q8(TILE_ARGS, const int MB) {
     __m512 acc[MB];
     const __m512i flip = _mm512_set1_epi8((char)0x80);
-    (void)xm;
     for (int m = 0; m < MB; m++) acc[m] = _mm512_setzero_ps();
     for (int b = 0; b < groups; b++, t += Q8_BYTES) {
         __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)t));
         __m512i w[8];
         for (int c = 0; c < 8; c++)
-            w[c] = _mm512_xor_si512(_mm512_loadu_si512(t + 32 + 64 * c), flip); /* q + 128, unsigned */
+            w[c] = _mm512_xor_si512(_mm512_loadu_si512(t + 32 + 64 * c), flip); /* q + 128: unsigned */
         for (int c = 0; c < 9; c++) _mm_prefetch((const char *)t + 64 * c + 2048, _MM_HINT_T0);
         for (int m = 0; m < MB; m++) {
             const int8_t *x = xq + m * stride + b * 2 * GROUP;
-            __m512i s[3] = {_mm512_setzero_si512()};
-            s[1] = s[2] = s[0];
+            __m512i hi = _mm512_setzero_si512(), lo = hi;
             for (int c = 0; c < 8; c++) {
-                s[0] = _mm512_dpbusd_epi32(s[0], w[c], _mm512_set1_epi32(four(x + 4 * c)));
-                s[1] = _mm512_dpbusd_epi32(s[1], w[c], _mm512_set1_epi32(four(x + GROUP + 4 * c)));
+                hi = _mm512_dpbusd_epi32(hi, w[c], _mm512_set1_epi32(four(x + 4 * c)));
+                lo = _mm512_dpbusd_epi32(lo, w[c], _mm512_set1_epi32(four(x + GROUP + 4 * c)));
             }
-            /* 128 * sum(x): 16 lanes of four bytes cover both planes (lanes 0-7 hi, 8-15 lo) */
-            s[2] = _mm512_dpbusd_epi32(s[2], flip, _mm512_loadu_si512(x));
-            int over =
-                64 * _mm512_mask_reduce_add_epi32(0x00ff, s[2]) + _mm512_mask_reduce_add_epi32(0xff00, s[2]);
-            __m512i sum =
-                _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(s[0], 6), s[1]), _mm512_set1_epi32(over));
+            __m512i over = _mm512_set1_epi32(four((const int8_t *)(xm + m * groups + b)));
+            __m512i sum = _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(hi, 6), lo), over);
             acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
                                      _mm512_mul_ps(d, _mm512_set1_ps(xs[m * groups + b])), acc[m]);
         }
