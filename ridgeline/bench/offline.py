@@ -13,7 +13,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RingTrace
 from ridgeline.bench.drive import Driver, Prompts, Round, Shape
-from ridgeline.bench.report import Report, summarize
+from ridgeline.bench.report import Report, seconds_text, summarize
 from ridgeline.bench.tables import step_table
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import step_key
@@ -116,5 +116,6 @@ def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
         return path.read_text(encoding="utf-8").strip()
     times = [*zip(table.rows, table.row_s, strict=True), *zip(table.chunk, table.chunk_s, strict=True)]
     kinds = ["decodes"] * len(table.rows) + ["tokens of a chunk"] * len(table.chunk)
-    lines = [f"{n:5} {kind}: {seconds * 1e3:.3g} ms" for (n, seconds), kind in zip(times, kinds, strict=True)]
-    return "\n".join([profile.text(), *lines, f"saved as {path}"])
+    lines = [f"{n:5} {kind}: {seconds_text(seconds)}" for (n, seconds), kind in zip(times, kinds, strict=True)]
+    used = f", which engines with {own.threads} compute threads use here" if profile.name == own.name else ""
+    return "\n".join([profile.text(), *lines, f"saved as {path}{used}"])

@@ -109,7 +109,7 @@ class Report:
         ]
         times = latencies(self.requests)
         for name in ("ttft", "tpot", "e2e"):
-            points = "  ".join(f"{p} {_seconds(s)}" for p, s in times[name].items())
+            points = "  ".join(f"{p} {seconds_text(s)}" for p, s in times[name].items())
             lines.append(f"  {name.upper():4}   {points}")
         lines += ["", _HEAD, _steps_text("decode", self.decode), _steps_text("prefill", self.prefill)]
         if any(steps.share > 1 for steps in (self.decode, self.prefill) if steps is not None):
@@ -134,10 +134,11 @@ def _steps_text(name: str, steps: StepsSummary | None) -> str:
     """A row under _HEAD."""
     if steps is None:
         return f"  {name:9}no step was of this kind alone"
-    return (f"  {name:9}{steps.tokens:7}{steps.tok_s:9.4g}{_seconds(steps.measured_s):>10}"
-            f"{_seconds(steps.floor_s):>9}{steps.share:7.0%}{format_bytes(steps.read_bytes):>10}"
+    return (f"  {name:9}{steps.tokens:7}{steps.tok_s:9.4g}{seconds_text(steps.measured_s):>10}"
+            f"{seconds_text(steps.floor_s):>9}{steps.share:7.0%}{format_bytes(steps.read_bytes):>10}"
             f"{f'{steps.flops / 1e9:.3g} GFLOP':>13}")
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Three figures, in ms below a second."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
