@@ -116,6 +116,6 @@ def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
         return path.read_text(encoding="utf-8").strip()
     times = [*zip(table.rows, table.row_s, strict=True), *zip(table.chunk, table.chunk_s, strict=True)]
     kinds = ["decodes"] * len(table.rows) + ["tokens of a chunk"] * len(table.chunk)
-    lines = [f"{n:5} {kind}: {seconds_text(seconds)}" for (n, seconds), kind in zip(times, kinds, strict=True)]
+    lines = [f"{n:5} {kind}: {seconds_text(spent)}" for (n, spent), kind in zip(times, kinds, strict=True)]
     used = f", which engines with {own.threads} compute threads use here" if profile.name == own.name else ""
     return "\n".join([profile.text(), *lines, f"saved as {path}{used}"])
