@@ -32,3 +32,17 @@ def test_every_link_leads_somewhere() -> None:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
             if not link.startswith("http") and link != DRAWN:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    """`room/module`, `room/module.py` or `room/`, under ridgeline/ or the root."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = {name.rstrip("/") for name in re.findall(r"`([a-z_]+/[a-z_/*]*(?:\.\w+)?)`", text)}
+    assert len(named) > 20
+
+    def exists(name: str) -> bool:
+        stem = name.removesuffix(".py")
+        return any(list(base.glob(stem)) or list(base.glob(f"{stem}.py")) for base in (ROOT / "ridgeline", ROOT))
+
+    missing = sorted(name for name in named if not exists(name))
+    assert not missing, missing
