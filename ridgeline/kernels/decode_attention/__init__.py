@@ -1,0 +1,183 @@
+"""Attention of a decode step: one new token a row, keys and values in pages, any lengths side by side.
+
+The door: plans a step once for all layers of a cache group, then attends a layer at a time. Takes pages by
+strides, so that it knows no layout, and qkv as the linear leaves it. Safe to capture: nothing depends on a
+length on the host.
+
+Legend: S rows, M query heads, G KV heads, D head width, R rotary width, N arena pages, P tokens a page, X
+pages a row.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.kernels.gpu import Gpu
+
+MAX_DIM = 256
+MAX_GROUP = 64  # query heads of a KV head: they are the rows of a tensor-core tile
+_NO_WINDOW = 1 << 30
+_PARTIAL_BYTES = 64 << 20
+_SHARED_BYTES = 220 << 10
+_MERGED_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A step's rows, on the device. lens_S: int32 tokens with the new one, 0 for a row that is idle.
+
+    table_SX: int32 pages. cos_SR, sin_SR: float32 of the new tokens; the pairs' cosines twice over, the sines
+    negated in the first half (pair: element i and i + R / 2). Rows of table and angles have stride 1.
+    """
+
+    lens_S: Tensor
+    table_SX: Tensor
+    cos_SR: Tensor
+    sin_SR: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """piece: tokens whose sum is kept apart. tokens: of a tile, a divisor of piece. programs: of a processor."""
+
+    piece: int
+    tokens: int
+    warps: int
+    stages: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A step's work for layers of one geometry and window. work: (row, first token, end, pieces) an item."""
+
+    rows: Rows
+    num_heads: int
+    page_tokens: int
+    window: int | None
+    tile: Tile
+    max_pieces: int
+    work: Tensor
+    total: Tensor
+
+
+def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
+    """The tile for `num_rows` rows of at most `longest` tokens (measured on an H200 with heads of 128).
+
+    Few rows want many pieces; many rows want small tiles, so that more programs share a processor's memory.
+    Pieces grow with what a row may hold, so that their sums stay within 64 MiB.
+    """
+    if num_rows < 16:
+        tile = Tile(piece=512, tokens=64, warps=4, stages=2, programs=3)
+    else:
+        tile = Tile(piece=512 if num_rows < 128 else 1024, tokens=32, warps=2, stages=2, programs=6)
+    width = _power(dim)
+    floats = num_rows * num_heads * (width + 2)
+    while floats * 4 * -(-longest // tile.piece) > _PARTIAL_BYTES and tile.piece < longest:
+        tile = replace(tile, piece=2 * tile.piece)
+    if 2 * tile.tokens * width * kv_bytes * tile.stages > _SHARED_BYTES:
+        tile = replace(tile, tokens=tile.tokens // 2)
+    shared = 2 * tile.tokens * width * kv_bytes * tile.stages
+    warps = max(tile.warps, _power(num_heads // kv_heads) * width // 1024)
+    return replace(tile, programs=max(1, min(tile.programs, _SHARED_BYTES // shared)), warps=min(warps, 8))
+
+
+def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -> str:
+    """Why the kernel cannot serve these pages; "" when it can."""
+    groups, dim = keys_NPGD.shape[2:]
+    if dim % 16 or not 16 <= dim <= MAX_DIM:
+        return f"a head of {dim} is no multiple of 16 up to {MAX_DIM}"
+    if num_heads % groups or num_heads // groups > MAX_GROUP:
+        return f"{num_heads} query heads do not share {groups} KV heads by at most {MAX_GROUP}"
+    if rotary % 2 or rotary > dim:
+        return f"{rotary} of {dim} elements cannot turn in pairs"
+    if keys_NPGD.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"a cache of {keys_NPGD.dtype} is not supported"
+    if keys_NPGD.stride() != values_NPGD.stride() or keys_NPGD.stride(3) != 1:
+        return "keys and values need equal strides and heads of stride 1"
+    return ""
+
+
+class DecodeAttention:
+    """Runs decode attention on one stream of one GPU. Layers share its locks, one after another."""
+
+    def __init__(self, gpu: Gpu, *, max_rows: int, max_kv_heads: int) -> None:
+        self._gpu = gpu
+        self.locks = torch.zeros(max_rows * max_kv_heads, dtype=torch.int32, device=gpu.device)
+
+    def plan(self, rows: Rows, keys_NPGD: Tensor, values_NPGD: Tensor, *, num_heads: int,
+             window: int | None = None,
+             tile: Tile | None = None) -> Plan:
+        """One kernel, launched in order. keys, values: the pages of any layer of the group. window counts the
+        query.
+
+        At least one kernel launched without PDL, such as any of torch's, must follow before the first
+        attention. tile: None for `tile_for`. ConfigError where the kernel cannot serve.
+        """
+        from ridgeline.kernels.decode_attention.triton import plan_kernel
+
+        reason = unfit(keys_NPGD, values_NPGD, num_heads, rows.cos_SR.shape[1])
+        if reason:
+            raise ConfigError(f"no decode attention kernel: {reason}")
+        num_rows, (tokens, kv_heads, dim) = len(rows.lens_S), keys_NPGD.shape[1:]
+        assert num_rows * kv_heads <= len(self.locks), "a lock for each row and KV head"
+        assert rows.lens_S.dtype == rows.table_SX.dtype == torch.int32
+        longest = rows.table_SX.shape[1] * tokens
+        if tile is None:
+            tile = tile_for(num_rows, longest, num_heads=num_heads, kv_heads=kv_heads, dim=dim,
+                            kv_bytes=keys_NPGD.element_size())
+        assert tile.piece % tile.tokens == 0
+        seen = longest if window is None else min(longest, window + tile.piece - 1)
+        most = -(-seen // tile.piece)
+        work = torch.empty(num_rows * most * 4, dtype=torch.int32, device=rows.lens_S.device)
+        total = torch.empty(1, dtype=torch.int32, device=rows.lens_S.device)
+        plan_kernel[(num_rows,)](rows.lens_S, work, total, num_rows, _NO_WINDOW if window is None else window,
+                                 tile.piece, _power(num_rows), num_warps=1)
+        return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
+                    max_pieces=most,
+                    work=work, total=total)
+
+    def __call__(self, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
+                 q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+                 sinks_M: Tensor | None = None, early: bool = True) -> Tensor:
+        """[S, M * D] in qkv's dtype; rows of length 0 are left unwritten. Writes the new keys and values.
+
+        qkv_SE: M query, G key and G value heads of D, before norm and rotation. Keys that a row does not see
+        may hold anything, NaN included. sinks_M: a score for each head that takes weight and gives no value.
+        early: under PDL, let the next kernel start at once.
+        """
+        from ridgeline.kernels.decode_attention.triton import decode_kernel
+
+        rows, tile, num_heads = plan.rows, plan.tile, plan.num_heads
+        num_rows, (kv_heads, dim) = len(qkv_SE), keys_NPGD.shape[2:]
+        assert qkv_SE.shape[1] == (num_heads + 2 * kv_heads) * dim and qkv_SE.stride(1) == 1
+        group, width, items = num_heads // kv_heads, _power(dim), num_rows * plan.max_pieces
+        held = items * num_heads if plan.max_pieces > 1 else 1
+        part_o = torch.empty(held * width, dtype=torch.float32, device=qkv_SE.device)
+        part_ml = torch.empty(held * 2, dtype=torch.float32, device=qkv_SE.device)
+        out_SE = torch.empty(num_rows, num_heads * dim, dtype=qkv_SE.dtype, device=qkv_SE.device)
+        pdl = (2 if early else 1) if self._gpu.programmatic else 0
+        decode_kernel[(min(items * kv_heads, self._gpu.processors * tile.programs),)](
+            qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, rows.lens_S, plan.work, plan.total, rows.cos_SR,
+            rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE), _or(sinks_M, qkv_SE), part_o, part_ml,
+            self.locks,
+            out_SE, qkv_SE.stride(0), out_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0),
+            keys_NPGD.stride(0), keys_NPGD.stride(1), keys_NPGD.stride(2), scale,
+            _NO_WINDOW if plan.window is None else plan.window, eps, plan.max_pieces, kv_heads, group,
+            max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.piece,
+            tile.tokens,
+            _MERGED_AT_ONCE, q_norm is not None, sinks_M is not None, plan.window is not None, pdl,
+            self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages, **self._gpu.launch_options())
+        return out_SE
+
+
+def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
+    """A pointer that the kernel does not read stands in for what is absent."""
+    return unused if tensor is None else tensor
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,247 @@
+"""Triton kernels of decode attention: one new token a row, its keys and values in pages.
+
+Legend: S rows, HKV KV heads, G query heads of each (GP padded), D head width (DP padded), R rotary width, P
+tokens a page, C tokens a piece, BT tokens a tile. A row's keys are cut in pieces of C anchored at position 0,
+so that where sums are cut depends on nothing but the row. Work is (row, KV head, piece), dealt to programs in
+turn; the piece that arrives last merges its row's.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def plan_kernel(lens_ptr, work_ptr, total_ptr, num_rows, window, C: tl.constexpr, BR: tl.constexpr):
+    """One program a row, BR >= num_rows. work[i] = (row, first token, end, pieces of the row) in order of
+    rows; total[0]: items. Pieces before the row's window are left out; a row of length 0 has none."""
+    row = tl.program_id(0)
+    r = tl.arange(0, BR)
+    n = tl.load(lens_ptr + r, mask=r < num_rows, other=0)
+    first = tl.maximum(n - window, 0) // C
+    pieces = (n + C - 1) // C - first
+    before = tl.sum(tl.where(r < row, pieces, 0), 0)
+    mine = tl.sum(tl.where(r == row, pieces, 0), 0)
+    start = tl.sum(tl.where(r == row, first, 0), 0) * C
+    length = tl.sum(tl.where(r == row, n, 0), 0)
+    if row == 0:
+        tl.store(total_ptr, tl.sum(pieces, 0))
+    for p in range(mine):
+        item = work_ptr + (before + p) * 4
+        tl.store(item, row)
+        tl.store(item + 1, start + p * C)
+        tl.store(item + 2, tl.minimum(start + p * C + C, length))
+        tl.store(item + 3, mine)
+
+
+@triton.jit
+def _dot(a, b, INTERPRET: tl.constexpr):
+    if INTERPRET:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _dot_add(a, b, acc, INTERPRET: tl.constexpr):
+    if INTERPRET:
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _item(work_ptr, lens_ptr, item, total, HKV: tl.constexpr):
+    """(row, first token, end, pieces, length) of one item of work; zeros beyond the last."""
+    w = work_ptr + item // HKV * 4
+    ok = item < total
+    row = tl.load(w, mask=ok, other=0).to(tl.int64)
+    start = tl.load(w + 1, mask=ok, other=0)
+    stop = tl.load(w + 2, mask=ok, other=0)
+    pieces = tl.load(w + 3, mask=ok, other=0)
+    return row, start, stop, pieces, tl.load(lens_ptr + row, mask=ok, other=0)
+
+
+@triton.jit
+def _turned(heads_ptr, ok, norm_ptr, cos, sin, eps, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+            QK_NORM: tl.constexpr):
+    """Normed and rotated heads in float32, [heads, DP]. heads_ptr, ok [heads, 1]; cos, sin [1, DP]: 1 and 0
+    beyond R, the sines of the first half negated. Element d turns with the one that is R / 2 away."""
+    d = tl.arange(0, DP)
+    pair = tl.where(d < R // 2, d + R // 2, tl.where(d < R, d - R // 2, d))
+    if R % 16 == 0:
+        pair = tl.max_contiguous(tl.multiple_of(pair, 8), 8)
+    ok = ok & (d < D)[None, :]
+    x = tl.load(heads_ptr + d[None, :], mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(heads_ptr + pair[None, :], mask=ok, other=0.0).to(tl.float32)
+    if QK_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x = x * scale * tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm_ptr + pair, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    return x * cos + y * sin
+
+
+@triton.jit
+def _with_sink(m, l, sink):
+    """(l, factor of the sum of values) after a key of score `sink` and value 0; m, sink in powers of 2."""
+    m_new = tl.maximum(m, sink)
+    shrink = tl.exp2(m - m_new)
+    return l * shrink + tl.exp2(sink - m_new), shrink
+
+
+@triton.jit
+def _merge_head(out_ptr, part_o, part_ml, sink_ptr, first, pieces, g, G: tl.constexpr, D: tl.constexpr,
+                DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
+    """Sum one query head's pieces, NP at a time. first: the slot of piece 0; out_ptr: where the head goes."""
+    n = tl.arange(0, NP)
+    d = tl.arange(0, DP)
+    m = -1e30
+    l = 0.0
+    acc = tl.zeros((DP,), tl.float32)
+    for p0 in range(0, pieces, NP):
+        ok = p0 + n < pieces
+        at = (first + p0 + n) * G + g
+        m_p = tl.load(part_ml + at * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        l_p = tl.load(part_ml + at * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
+        o_p = tl.load(part_o + at[:, None] * DP + d[None, :], mask=ok[:, None], other=0.0,
+                      cache_modifier=".cg")
+        m_new = tl.maximum(m, tl.max(m_p, 0))
+        weight = tl.exp2(m_p - m_new)
+        shrink = tl.exp2(m - m_new)
+        l = l * shrink + tl.sum(l_p * weight, 0)
+        acc = acc * shrink + tl.sum(o_p * weight[:, None], 0)
+        m = m_new
+    if SINK:
+        l, shrink = _with_sink(m, l, tl.load(sink_ptr + g).to(tl.float32) * LOG2E)
+        acc = acc * shrink
+    tl.store(out_ptr + d, (acc / tl.maximum(l, 1e-30)).to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _merge(out_ptr, part_o, part_ml, sink_ptr, first, pieces, G: tl.constexpr, D: tl.constexpr,
+           DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
+    """Every query head of a KV head; few of them side by side, many in a loop that compiles once."""
+    if G <= 8:
+        for g in tl.static_range(G):
+            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, first, pieces, g, G, D, DP, NP, SINK)
+    else:
+        for g in range(G):
+            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, first, pieces, g, G, D, DP, NP, SINK)
+
+
+@triton.jit
+def _write_new(new, k_ptr, v_ptr, kn_ptr, cos, sin, eps, head, HKV: tl.constexpr, G: tl.constexpr,
+               D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, QK_NORM: tl.constexpr):
+    """The row's new key, normed and turned, and its value, to where k_ptr and v_ptr point."""
+    d = tl.arange(0, DP)
+    one = tl.arange(0, 1)[:, None]
+    key = _turned(new + (HKV * G + head) * D + one, one == 0, kn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
+    value = tl.load(new + (HKV * G + HKV + head) * D + d, mask=d < D, other=0.0)
+    tl.store(k_ptr + one + d[None, :], key.to(k_ptr.dtype.element_ty), mask=(d < D)[None, :])
+    tl.store(v_ptr + d, value.to(v_ptr.dtype.element_ty), mask=d < D)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_token, scale, GP: tl.constexpr,
+            D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, BT: tl.constexpr, WINDOW: tl.constexpr,
+            INTERPRET: tl.constexpr):
+    """Online softmax of q [GP, DP] over tokens from begin, a multiple of BT, to stop, those before low left out:
+    (maximum in powers of 2, sum, sum of values)."""
+    d = tl.arange(0, DP)
+    bt = tl.arange(0, BT)
+    m = tl.full((GP,), -1e30, tl.float32)
+    l = tl.zeros((GP,), tl.float32)
+    acc = tl.zeros((GP, DP), tl.float32)
+    for t0 in range(begin, stop, BT):
+        t = t0 + bt
+        t_ok = t < stop
+        if WINDOW:
+            t_ok = t_ok & (t >= low)
+        if P % BT == 0:
+            page = tl.load(pages_ptr + t0 // P).to(tl.int64)
+            base = page * stride_page + (t0 % P + bt) * stride_token
+        else:
+            page = tl.load(pages_ptr + t // P, mask=t_ok, other=0).to(tl.int64)
+            base = page * stride_page + (t % P) * stride_token
+        k = tl.load(k_ptr + base[None, :] + d[:, None], mask=t_ok[None, :] & (d < D)[:, None], other=0.0)
+        v = tl.load(v_ptr + base[:, None] + d[None, :], mask=t_ok[:, None] & (d < D)[None, :], other=0.0)
+        s = _dot(q, k.to(q.dtype), INTERPRET)
+        s = tl.where(t_ok[None, :], s * (scale * LOG2E), float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        shrink = tl.exp2(m - m_new)
+        l = l * shrink + tl.sum(p, 1)
+        acc = _dot_add(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], INTERPRET)
+        m = m_new
+    return m, l, acc
+
+
+@triton.jit
+def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_ptr, cos_ptr, sin_ptr, qn_ptr,
+                  kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, stride_qkv, stride_out, stride_table,
+                  stride_angle, stride_page, stride_token, stride_head, scale, window, eps, max_pieces,
+                  HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+                  R: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, NP: tl.constexpr,
+                  QK_NORM: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
+                  INTERPRET: tl.constexpr):
+    """qk-norm, rotation, the write of the new key and value, and attention over all keys.
+
+    The piece with the row's last position writes the new token and then reads it back, so nobody waits for
+    it. Keys and values share strides. C is a multiple of BT. The plan and lens are read before gdc_wait: a
+    kernel launched without PDL must lie between them and the kernel before this one, or be that kernel.
+    """
+    pid = tl.program_id(0)
+    if PDL == 2:
+        gdc_launch_dependents()
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    total = tl.load(total_ptr) * HKV
+    row, start, stop, pieces, length = _item(work_ptr, lens_ptr, pid, total, HKV)
+    if PDL > 0:
+        gdc_wait()
+    for item in range(pid, total, tl.num_programs(0)):
+        head = item % HKV
+        cos = tl.load(cos_ptr + row * stride_angle + d, mask=d < R, other=1.0)[None, :]
+        sin = tl.load(sin_ptr + row * stride_angle + d, mask=d < R, other=0.0)[None, :]
+        new = qkv_ptr + row * stride_qkv
+        q = _turned(new + ((head * G + g) * D)[:, None], (g < G)[:, None], qn_ptr, cos, sin, eps, D, DP, R,
+                    QK_NORM).to(out_ptr.dtype.element_ty)
+        pages = table_ptr + row * stride_table
+        keys = k_ptr + head * stride_head
+        values = v_ptr + head * stride_head
+        if stop == length:
+            page = tl.load(pages + (length - 1) // P).to(tl.int64)
+            to = page * stride_page + ((length - 1) % P) * stride_token
+            _write_new(new, keys + to, values + to, kn_ptr, cos, sin, eps, head, HKV, G, D, DP, R, QK_NORM)
+        low = 0
+        begin = start
+        if WINDOW:
+            low = tl.maximum(length - window, 0)
+            begin = tl.maximum(start, low // BT * BT)
+        m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token, scale, GP,
+                            D, DP,
+                            P, BT, WINDOW, INTERPRET)
+        out = out_ptr + row * stride_out + head * G * D
+        sinks = sink_ptr + head * G
+        if pieces == 1:
+            if SINK:
+                sink = tl.load(sinks + g, mask=g < G, other=-1e30).to(tl.float32) * LOG2E
+                l, shrink = _with_sink(m, l, sink)
+                acc = acc * shrink[:, None]
+            o = (acc / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out + g[:, None] * D + d[None, :], o, mask=(g < G)[:, None] & (d < D)[None, :])
+        else:
+            slot = row * HKV + head
+            first = slot * max_pieces
+            at = (first + start // C - low // C) * G
+            tl.store(part_o + (at + g)[:, None] * DP + d[None, :], acc, mask=(g < G)[:, None])
+            tl.store(part_ml + (at + g) * 2, m, mask=g < G)
+            tl.store(part_ml + (at + g) * 2 + 1, l, mask=g < G)
+            tl.debug_barrier()
+            if tl.atomic_add(lock_ptr + slot, 1, sem="acq_rel") == pieces - 1:
+                tl.store(lock_ptr + slot, 0)
+                _merge(out, part_o, part_ml, sinks, first, pieces, G, D, DP, NP, SINK)
+        row, start, stop, pieces, length = _item(work_ptr, lens_ptr, item + tl.num_programs(0), total, HKV)
+    if PDL == 1:
+        gdc_launch_dependents()

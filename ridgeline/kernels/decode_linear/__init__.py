@@ -1,0 +1,141 @@
+"""Linears of a decode step, bound by the bytes of their weights: one row to 128, with what surrounds them
+fused.
+
+The door: chooses a kernel by measurement (tuning.py) and launches it. Knows no model, no cache and no graph;
+safe to capture. Legend: M rows, K inputs, N outputs.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.decode_linear.reference import linear_reference
+from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShape, Tuning, bucket, tuning_for
+from ridgeline.kernels.gpu import Gpu
+
+_LATE, _EARLY = 1, 2  # PDL of triton.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A linear's operands: residual + f(norm(x) @ weight.T + bias).
+
+    x_MK: rows of stride 1. weight: contiguous, [N, K], or [2 N, K] when gated: gate's rows, then up's, and f
+    is silu(gate) * up. norm_K, eps: an RMS norm of x. bias: one entry a row of weight. residual_MN: rows of
+    stride 1.
+    """
+
+    x_MK: Tensor
+    weight: Tensor
+    norm_K: Tensor | None = None
+    eps: float = 0.0
+    gated: bool = False
+    bias: Tensor | None = None
+    residual_MN: Tensor | None = None
+
+    @property
+    def shape(self) -> LinearShape:
+        n, k = self.weight.shape
+        return LinearShape(n=n // 2 if self.gated else n, k=k, norm=self.norm_K is not None, gated=self.gated)
+
+    def reference(self) -> Tensor:
+        """The same by torch."""
+        return linear_reference(self.x_MK, self.weight, norm_K=self.norm_K, eps=self.eps, gated=self.gated,
+                                bias=self.bias, residual_MN=self.residual_MN)
+
+
+class DecodeLinears:
+    """Runs linears on one stream of one GPU. Linears of a stream share its locks, one after another."""
+
+    def __init__(self, gpu: Gpu, tuning: Tuning | None = None) -> None:
+        """tuning: None for what is known of this GPU."""
+        self._gpu = gpu
+        self.tuning = tuning_for(gpu.name) if tuning is None else tuning
+        self.locks = torch.zeros(MAX_TILES, dtype=torch.int32, device=gpu.device)
+
+    def __call__(self, call: Call) -> Tensor:
+        """[M, N] in the dtype of the residual, else of x. 16-bit weights and up to 128 rows take a kernel."""
+        if call.x_MK.dtype != call.weight.dtype or call.weight.element_size() != 2:
+            return call.reference()
+        return self.run(call, self.tuning.choose(call.shape, len(call.x_MK)))
+
+    def run(self, call: Call, choice: Choice) -> Tensor:
+        """One linear by the given choice. "tma" without rows of 16-byte steps goes by "dot" with the same
+        tile."""
+        x_MK, weight = call.x_MK, call.weight
+        assert x_MK.stride(1) == 1 and weight.is_contiguous(), "rows of stride 1"
+        if choice.form == "torch":
+            return call.reference()
+        if call.norm_K is not None and choice.norm_apart:
+            call = replace(call, x_MK=self.norm(x_MK, call.norm_K, call.eps), norm_K=None)
+        like = x_MK if call.residual_MN is None else call.residual_MN
+        out_MN = torch.empty(len(x_MK), call.shape.n, dtype=like.dtype, device=x_MK.device)
+        if choice.form == "gemv":
+            self._gemv(call, choice, out_MN)
+        else:
+            self._tiles(call, choice, out_MN)
+        return out_MN
+
+    def norm(self, x_MK: Tensor, norm_K: Tensor, eps: float) -> Tensor:
+        """RMS norm of each row, contiguous."""
+        from ridgeline.kernels.decode_linear.triton import rms_norm_kernel
+
+        rows, k = x_MK.shape
+        out_MK = torch.empty(rows, k, dtype=x_MK.dtype, device=x_MK.device)
+        rms_norm_kernel[(rows,)](x_MK, norm_K, out_MK, eps, x_MK.stride(0), k, 1 << (k - 1).bit_length(),
+                                 self._pdl(False), num_warps=4, **self._gpu.launch_options())
+        return out_MK
+
+    def _pdl(self, early: bool) -> int:
+        return (_EARLY if early else _LATE) if self._gpu.programmatic else 0
+
+    def _gemv(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
+        from ridgeline.kernels.decode_linear.triton import gemv_kernel
+
+        assert len(call.x_MK) == 1, "gemv is for one row"
+        shape, x = call.shape, call.x_MK
+        gemv_kernel[(-(-shape.n // choice.block_n),)](
+            x, call.weight, out_MN, _or(call.norm_K, x), _or(call.residual_MN, x), _or(call.bias, x), shape.n,
+            call.eps, shape.k, choice.block_n, choice.block_k, shape.norm, shape.gated,
+            call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
+            num_warps=choice.warps,
+            **self._gpu.launch_options())
+
+    def _tiles(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
+        from ridgeline.kernels.decode_linear.triton import dot_kernel, tma_kernel
+
+        shape, x, rows = call.shape, call.x_MK, len(call.x_MK)
+        tiles, block_m = -(-shape.n // choice.block_n), max(16, bucket(rows))
+        assert choice.split == 1 or tiles <= MAX_TILES, "a lock for each tile"
+        part_floats = choice.block_n * block_m * (2 if shape.gated else 1) + block_m
+        part = torch.empty(tiles * choice.split * part_floats if choice.split > 1 else 1, dtype=torch.float32,
+                           device=x.device)
+        residual = _or(call.residual_MN, out_MN)
+        out_args = (part, self.locks, rows, shape.n)
+        tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split)
+        ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
+                self._gpu.interpret)
+        options = {"num_warps": choice.warps, "num_stages": choice.stages, **self._gpu.launch_options()}
+        if choice.form == "tma" and _can_describe(x) and _can_describe(call.weight):
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            assert not shape.norm, "tma takes its norm apart"
+            tma_kernel[(tiles, choice.split)](
+                TensorDescriptor.from_tensor(x, [block_m, choice.block_k]),
+                TensorDescriptor.from_tensor(call.weight, [choice.block_n, choice.block_k]), out_MN, residual,
+                _or(call.bias, x), *out_args, out_MN.stride(0), residual.stride(0), *tile, *ends, **options)
+        else:
+            dot_kernel[(tiles, choice.split)](
+                x, call.weight, out_MN, _or(call.norm_K, x), residual, _or(call.bias, x), *out_args, call.eps,
+                x.stride(0), out_MN.stride(0), residual.stride(0), *tile, shape.norm, *ends, **options)
+
+
+def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
+    """A pointer that the kernel does not read stands in for what is absent."""
+    return unused if tensor is None else tensor
+
+
+def _can_describe(x: Tensor) -> bool:
+    """True when the tensor memory accelerator can address the rows of x."""
+    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0

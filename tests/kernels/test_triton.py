@@ -1,0 +1,79 @@
+"""Protects what the Triton kernels compute: in the interpreter anywhere, on a GPU where there is one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.kernels.decode_attention import MAX_DIM, tile_for, unfit
+from ridgeline.kernels.gpu import open_gpu, why_none
+from tests.kernels.triton_cases import CASES, poisoned
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = torch.device("cuda")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    """Errors by case. Triton decides at its import whether it interprets: it gets a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "tests.kernels.triton_cases", ""], cwd=ROOT, text=True,
+                          capture_output=True, timeout=110, env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
+    """Odd sizes, memory of NaN, idle rows, windows, sinks, several pieces; locks go back to zero."""
+    assert interpreted[name] == ""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+@pytest.mark.parametrize("programmatic", [False, True], ids=["plain", "PDL"])
+def test_on_the_gpu_in_bfloat16(name: str, programmatic: bool) -> None:
+    with poisoned():
+        CASES[name](open_gpu(CUDA, programmatic=programmatic), torch.bfloat16)
+
+
+def test_a_cpu_is_no_gpu() -> None:
+    """Outside of the interpreter, nobody runs kernels on a CPU by mistake; the reason is for the log."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("this process interprets")
+    with pytest.raises(ConfigError, match="no GPU kernels: the device is a CPU"):
+        open_gpu(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("dim", "heads", "rotary", "reason"), [
+    (24, 4, 24, "no multiple of 16"), (MAX_DIM + 16, 4, 16, "no multiple of 16"), (64, 3, 64, "do not share"),
+    (64, 256, 64, "do not share"), (64, 4, 80, "cannot turn"), (64, 4, 64, "")])
+def test_what_the_kernel_cannot_serve_is_refused(dim: int, heads: int, rotary: int, reason: str) -> None:
+    keys, values = torch.empty(2, 16, 2, 2, dim, device="meta").unbind(2)
+    assert reason in unfit(keys, values, heads, rotary) and bool(reason) == bool(unfit(keys, values, heads,
+                                                                                       rotary))
+
+
+def test_pages_of_other_strides_or_types_are_refused() -> None:
+    pages = torch.empty(2, 16, 2, 2, 32, device="meta")
+    keys, values = pages.unbind(2)
+    assert "equal strides" in unfit(keys, values.contiguous(), 4, 32)
+    assert "float64" in unfit(keys.double(), values.double(), 4, 32)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 128, 512])
+@pytest.mark.parametrize("longest", [64, 8192, 131072])
+@pytest.mark.parametrize(("dim", "kv_bytes"), [(16, 4), (80, 2), (128, 2), (256, 4)])
+def test_attention_tiles_fit(rows: int, longest: int, dim: int, kv_bytes: int) -> None:
+    """Shared memory holds every program's tiles, device memory the sums of every piece."""
+    tile = tile_for(rows, longest, num_heads=32, kv_heads=8, dim=dim, kv_bytes=kv_bytes)
+    width = 1 << (dim - 1).bit_length()
+    assert tile.piece % tile.tokens == 0 and tile.programs >= 1
+    assert 2 * tile.tokens * width * kv_bytes * tile.stages * tile.programs <= 220 << 10
+    assert rows * 32 * -(-longest // tile.piece) * (width + 2) * 4 <= 64 << 20 or tile.piece >= longest
