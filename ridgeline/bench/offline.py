@@ -77,6 +77,9 @@ def _shape(args: BenchArgs) -> Shape | None:
         raise ConfigError(f"bench {args.what} saves no profile: leave out --profile, or run bench probe")
     concurrency = 1 if args.what == "latency" else args.concurrency or _CONCURRENCY
     requests = args.num_requests or (_LATENCY_REQUESTS if args.what == "latency" else concurrency)
+    if concurrency > args.engine.max_num_seqs:
+        raise ConfigError(f"{concurrency} requests at a time need --max-num-seqs {concurrency} or more: "
+                          f"it is {args.engine.max_num_seqs}")
     if args.output_tokens == 1:
         raise ConfigError("a benchmark needs --output-tokens 2 or more: the first token is prefill's")
     return Shape(num_requests=requests, concurrency=min(concurrency, requests),
@@ -108,7 +111,8 @@ def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
     own = engine.profile
     machine = probe_machine(args.profile or own.name, engine.info["profile"]["decode_read_bytes"])
     capacity = engine.capacity
-    table = step_table(driver, max_rows=capacity.num_rows, max_chunk=capacity.max_step_tokens)
+    longest = min(capacity.max_step_tokens, capacity.max_model_len - 1)
+    table = step_table(driver, max_rows=capacity.num_rows, max_chunk=longest)
     others = own.tables if machine.name == own.name else {}
     profile = replace(machine, tables=others).with_table(step_key(engine.name, engine.numerics), table)
     path = save_profile(profile)

@@ -2,6 +2,7 @@
 
 from statistics import median
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.bench.drive import Driver, Shape
 from ridgeline.ledger.profile import StepTable
 
@@ -13,19 +14,28 @@ _REPEATS = 3
 
 
 def step_table(driver: Driver, *, max_rows: int, max_chunk: int) -> StepTable:
-    """Medians over the steps in which every row decodes, and over prompts that are one chunk. At least two
-    points of each must be within max_rows (sequences in a step) and max_chunk (tokens in a step)."""
-    rows = tuple(n for n in ROWS if n <= max_rows)
-    chunks = tuple(n for n in CHUNKS if n <= max_chunk)
-    row_s = tuple(_decode_s(driver, n) for n in rows)
-    chunk_s = tuple(_chunk_s(driver, n) for n in chunks)
-    return StepTable(context=_PROMPT + _OUTPUT // 2, rows=rows, row_s=row_s, chunk=chunks, chunk_s=chunk_s)
+    """Medians over the steps in which every row decodes, and over prompts that are one chunk.
+
+    max_rows: sequences in a step. max_chunk: tokens of a prompt that is computed in one step. ConfigError
+    when these, or the cache, leave fewer than two points of either.
+    """
+    row_s = {n: _decode_s(driver, n) for n in ROWS if n <= max_rows}
+    chunk_s = {n: _chunk_s(driver, n) for n in CHUNKS if n <= max_chunk}
+    rows = {n: seconds for n, seconds in row_s.items() if seconds is not None}
+    if len(rows) < 2 or len(chunk_s) < 2:
+        raise ConfigError(f"a step table needs {ROWS[1]} sequences at once and prompts of {CHUNKS[1]} tokens "
+                          "in one step: raise --max-num-seqs, --max-num-batched-tokens, --max-model-len or "
+                          "--kv-cache-bytes")
+    return StepTable(context=_PROMPT + _OUTPUT // 2, rows=tuple(rows), row_s=tuple(rows.values()),
+                     chunk=tuple(chunk_s), chunk_s=tuple(chunk_s.values()))
 
 
-def _decode_s(driver: Driver, num_rows: int) -> float:
+def _decode_s(driver: Driver, num_rows: int) -> float | None:
+    """None when so many never decode at once, for want of cache."""
     done = driver.run(Shape(num_requests=num_rows, concurrency=num_rows, prompt_tokens=_PROMPT,
                             output_tokens=_OUTPUT))
-    return median(s.measured_s for s in done.steps if s.num_chunks == 0 and s.num_decodes == num_rows)
+    times_s = [s.measured_s for s in done.steps if s.num_chunks == 0 and s.num_decodes == num_rows]
+    return median(times_s) if times_s else None
 
 
 def _chunk_s(driver: Driver, num_tokens: int) -> float:

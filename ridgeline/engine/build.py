@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
@@ -105,6 +106,7 @@ def build_engine(
     numerics = choose_numerics(config, checkpoint, startup)
     with startup.phase("profile"):
         profile = machine_profile(threads, startup)
+    whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
     with startup.phase("weights"):
         weights = load_weights(
             checkpoint, numerics.policy, device=device, progress=config.progress,
@@ -125,7 +127,6 @@ def build_engine(
         cache=config.cache,
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
     prices = prices_of(price, profile, step_key(checkpoint.name, numerics.name))
@@ -186,7 +187,10 @@ def _trace(
             "model": name, "numerics": numerics, "profile": profile.name, "threads": profile.threads,
             "read_bytes_per_s": profile.read_bytes_per_s, **rates,
         }  # fmt: skip
-        traces.append(JsonlTrace(config.trace_file, about))
+        try:
+            traces.append(JsonlTrace(config.trace_file, about))
+        except OSError as error:
+            raise ConfigError(f"trace_file cannot be written: {error}") from None
     return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
 
 

@@ -47,3 +47,11 @@ def test_a_step_table_has_a_time_for_each_count() -> None:
     table = step_table(driver_of(harness), max_rows=8, max_chunk=128)
     assert table.rows == (1, 2, 4, 5, 8) and table.chunk == (32, 128)
     assert len(table.row_s) == 5 and len(table.chunk_s) == 2
+
+
+def test_counts_that_the_cache_cannot_hold_at_once_are_left_out_of_the_table() -> None:
+    harness = Harness(check=False, num_pages=34, max_step_tokens=128, max_model_len=256)
+    table = step_table(driver_of(harness), max_rows=8, max_chunk=128)
+    assert table.rows == (1, 2, 4, 5)
+    with pytest.raises(ConfigError, match="raise --max-num-seqs"):
+        step_table(driver_of(harness), max_rows=1, max_chunk=128)

@@ -76,6 +76,7 @@ def test_probe_without_a_name_measures_for_the_engines_of_this_machine(
     (dict(profile="box"), "latency saves no profile"),
     (dict(concurrency=4), "latency has no use for --concurrency"),
     (dict(what="probe", profile="box", prompt_tokens=1), "probe has no use for --prompt-tokens"),
+    (dict(what="throughput", concurrency=9), "need --max-num-seqs 9 or more: it is 8"),
     (dict(what="latency", output_tokens=1), "--output-tokens 2 or more")])
 def test_what_cannot_be_measured_is_refused(engine: EngineConfig, changes: dict[str, object],
                                             message: str) -> None:

@@ -8,6 +8,7 @@ from ridgeline.models.families import FAMILIES
 from ridgeline.models.shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "ridgeline"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DRAWN = "docs/figures/steps.svg"  # by docs/figures/steps.py, on an idle machine
 
@@ -42,7 +43,7 @@ def test_every_module_that_the_architecture_names_exists() -> None:
 
     def exists(name: str) -> bool:
         stem = name.removesuffix(".py")
-        return any(list(base.glob(stem)) or list(base.glob(f"{stem}.py")) for base in (ROOT / "ridgeline", ROOT))
+        return any(list(base.glob(end)) for base in (PACKAGE, ROOT) for end in (stem, f"{stem}.py"))
 
     missing = sorted(name for name in named if not exists(name))
     assert not missing, missing

@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RingTrace, read_trace
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import machine_profile, profile_name, step_key
@@ -111,3 +112,8 @@ def test_a_broken_profile_is_measured_again_and_an_unwritable_folder_is_said(
     startup = Startup(WallClock())
     assert machine_profile(1, startup).read_bytes_per_s > 0
     assert "not saved" in startup.choices["profile"][1]
+
+
+def test_a_trace_file_that_cannot_be_written_is_a_mistake_of_the_user_s(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trace_file cannot be written.*nowhere"):
+        tiny_engine(tmp_path, RingTrace(), trace_file=str(tmp_path / "nowhere" / "trace.jsonl"))
