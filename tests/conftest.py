@@ -16,7 +16,7 @@ def default_server() -> Iterator[Server]:
 
 @pytest.fixture
 def server(default_server: Server) -> Iterator[Server]:
-    """The default server; after the test nothing of it may be left in the engine, and it answers as before."""
+    """The default server; a test must leave nothing in its engine, and it must answer as before."""
     assert default_server.process.poll() is None, "it ended:\n" + "\n".join(default_server.output[-40:])
     default_server.probe()
     yield default_server
