@@ -114,7 +114,8 @@ def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
     longest = min(capacity.max_step_tokens, capacity.max_model_len - 1)
     table = step_table(driver, max_rows=capacity.num_rows, max_chunk=longest)
     others = own.tables if machine.name == own.name else {}
-    profile = replace(machine, tables=others).with_table(step_key(engine.name, engine.numerics), table)
+    key = step_key(engine.spec, engine.numerics, engine.price(machine))
+    profile = replace(machine, tables=others).with_table(key, table)
     path = save_profile(profile)
     if args.json:
         return path.read_text(encoding="utf-8").strip()

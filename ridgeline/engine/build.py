@@ -129,7 +129,7 @@ def build_engine(
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
-    prices = prices_of(price, profile, step_key(checkpoint.name, numerics.name))
+    prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name,
         checkpoint=checkpoint,

@@ -17,6 +17,7 @@ from ridgeline.ledger.estimate import Estimate
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile, load_profile, profile_path, save_profile
 from ridgeline.schedule.records import Prices
+from ridgeline.spec.model import ModelSpec
 
 
 def _arithmetic(numerics: str) -> tuple[str, ...]:
@@ -52,9 +53,10 @@ def machine_profile(threads: int, startup: Startup) -> MachineProfile:
     return profile
 
 
-def step_key(model: str, numerics: str) -> str:
-    """The name of a model's step table in a profile."""
-    return f"{model}:{numerics}"
+def step_key(spec: ModelSpec, numerics: str, price: Price) -> str:
+    """The name of a step table in a profile: what the steps are made of, however the model is called."""
+    read_bytes = int(price.moved(_Smallest())[0])
+    return f"{spec.family}, {spec.num_params} parameters, {read_bytes} bytes a step, {numerics}"
 
 
 def price_of(account: Account, numerics: str, profile: MachineProfile) -> Price:

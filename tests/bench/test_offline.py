@@ -64,11 +64,10 @@ def test_probe_without_a_name_measures_for_the_engines_of_this_machine(
     ran(BenchArgs(what="probe", engine=engine))
     name = profile_name(1)
     first = load_profile(name)
-    assert list(first.tables) == [f"{tmp_path.name}:float32"]
-    table = first.tables[f"{tmp_path.name}:float32"]
-    save_profile(first.with_table("another:float32", table))
+    ((key, table),) = first.tables.items()
+    save_profile(first.with_table("another", table))
     ran(BenchArgs(what="probe", engine=engine))
-    assert set(load_profile(name).tables) == {"another:float32", f"{tmp_path.name}:float32"}
+    assert set(load_profile(name).tables) == {"another", key}
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -89,7 +89,8 @@ def test_a_step_table_makes_a_plan(tmp_path: Path) -> None:
     """The profile of this machine with this model's steps: the records say what was expected."""
     first = tiny_engine(tmp_path, RingTrace())
     first.close()
-    save_profile(first.profile.with_table(step_key(first.name, first.numerics), TABLE))
+    key = step_key(first.spec, first.numerics, first.price(first.profile))
+    save_profile(first.profile.with_table(key, TABLE))
     trace = RingTrace()
     engine = tiny_engine(tmp_path, trace)
     run(engine, num_prompt=1)
