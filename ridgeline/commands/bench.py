@@ -1,7 +1,10 @@
-"""`ridgeline bench latency | throughput | probe`."""
+"""`ridgeline bench latency | throughput | probe | kernels`."""
 
 import argparse
+from dataclasses import fields
 
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import add_engine_flags, count, engine_config
 
 HELP = "measure the engine in this process beside the floor of what it did"
@@ -10,8 +13,8 @@ HELP = "measure the engine in this process beside the floor of what it did"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("latency", "throughput", "probe"),
-        help="one request at a time, many at a time, or the machine itself",
+        choices=("latency", "throughput", "probe", "kernels"),
+        help="one request at a time, many at a time, the machine itself, or a published shape's GPU kernels",
     )
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
@@ -24,10 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of what probe saves; default: this machine's own, which its engines use",
     )
+    group.add_argument(
+        "--tune",
+        action="store_true",
+        help="kernels: first measure every candidate of the shape's linears and keep the best for this GPU",
+    )
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "kernels":
+        return _run_kernels(args)
+    if args.tune:
+        raise ConfigError(f"bench {args.what} has no use for --tune: it is of bench kernels")
     from ridgeline.bench.offline import BenchArgs
     from ridgeline.bench.offline import run as run_bench
 
@@ -44,3 +56,20 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     )
+
+
+def _run_kernels(args: argparse.Namespace) -> int:
+    default, used = EngineConfig(), ("model", "load_format")
+    given = [f"--{name}" for name in ("output-tokens", "concurrency", "num-requests", "profile")
+             if getattr(args, name.replace("-", "_")) is not None]
+    given += [f"--{'no-' if getattr(default, f.name) is True else ''}{f.name}".replace("_", "-")
+              for f in fields(EngineConfig)
+              if f.name not in used and getattr(args, f.name) != getattr(default, f.name)]
+    if given:
+        raise ConfigError(f"bench kernels has no use for {' and '.join(given)}: it takes a published shape, "
+                          "--prompt-tokens, --tune and --json")
+    from ridgeline.bench.kernels import KernelArgs
+    from ridgeline.bench.kernels import run as run_kernels
+
+    return run_kernels(KernelArgs(shape=args.model, context=args.prompt_tokens, json=args.json,
+                                  tune=args.tune))

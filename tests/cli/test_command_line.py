@@ -28,6 +28,7 @@ FLAGS = {
     "run-batch": ENGINE,
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
+        "--tune",
     },
     "doctor": ENGINE,
     "version": set(),

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ridgeline.bench.chain import Chain, linear_shapes
 from ridgeline.kernels.decode_attention import DecodeAttention, Rows, Tile
 from ridgeline.kernels.decode_attention.reference import decode_reference
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
-from ridgeline.kernels.decode_linear.tuning import Choice, Tuning
+from ridgeline.kernels.decode_linear.tuning import Choice, Entry, Tuning
 from ridgeline.kernels.gpu import Gpu, open_gpu
+from ridgeline.models.checkpoint import open_shape
 
 Case = Callable[[Gpu, torch.dtype], None]
 
@@ -138,6 +140,21 @@ def attention(shape: Geometry, lens: list[int], *, window: int | None = None, si
     return check
 
 
+def chain(gpu: Gpu, dtype: torch.dtype) -> None:
+    """A whole step of a tiny model in bfloat16, its linears by kernels and by torch."""
+    spec = open_shape("qwen3-0.6b", overrides=TINY).spec
+    plain = Tuning.of("plain", [Entry(shape=s, rows=rows, choice=Choice(form="torch"), time_us=1.0)
+                                for s in linear_shapes(spec).values() for rows in (1, 16)])
+    for rows in (1, 2):
+        logits = []
+        for tuning in (plain, Tuning.of("none", [])):
+            torch.manual_seed(0)
+            logits.append(Chain(gpu, spec, context=20, rows=rows, tuning=tuning).step())
+        close(logits[1], logits[0].float(), tolerance(torch.bfloat16))
+
+
+TINY = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 32}
 SMALL = Tile(piece=64, tokens=32, warps=2, stages=2, programs=2)
 CASES: dict[str, Case] = {
     "linear gemv plain": linear(Choice(form="gemv", block_n=4, block_k=64), 1, k=256),
@@ -175,6 +192,7 @@ CASES: dict[str, Case] = {
     "attention wide group": attention(Geometry(heads=20, kv_heads=1, dim=16), [80], tile=SMALL),
     "attention float32 cache, default tile": attention(
         Geometry(heads=4, kv_heads=2, dim=64), [40, 1], kv_dtype=torch.float32),
+    "chain of a step": chain,
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """piece: tokens whose sum is kept apart. tokens: of a tile, a divisor of piece. programs: of a processor."""
+    """piece: tokens whose sum is kept apart. tokens: of a tile, dividing piece. programs: of a processor."""
 
     piece: int
     tokens: int

@@ -146,7 +146,7 @@ def _write_new(new, k_ptr, v_ptr, kn_ptr, cos, sin, eps, head, HKV: tl.constexpr
 def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_token, scale, GP: tl.constexpr,
             D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, BT: tl.constexpr, WINDOW: tl.constexpr,
             INTERPRET: tl.constexpr):
-    """Online softmax of q [GP, DP] over tokens from begin, a multiple of BT, to stop, those before low left out:
+    """Online softmax of q [GP, DP] over tokens from begin, a multiple of BT, to stop, none before low:
     (maximum in powers of 2, sum, sum of values)."""
     d = tl.arange(0, DP)
     bt = tl.arange(0, BT)
