@@ -52,10 +52,12 @@ check: setup
 soak: setup
 	$(BIN)/python -m pytest -q -m "soak" $(OR_NONE)
 
-# Tests first: a speed counts only behind a green test. Benches follow here when an engine runs on a GPU.
+# Tests first: a speed counts only behind a green test.
 gpu: setup
 	@$(BIN)/python -c '$(FIND_GPU)'
 	$(BIN)/python -m pytest -q -m "gpu" $(OR_NONE)
+	$(BIN)/ridgeline bench kernels
+	$(BIN)/ridgeline bench kernels qwen3-0.6b
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
