@@ -25,11 +25,12 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_n
 def interpreted() -> dict[str, str]:
     """Errors by case. Triton decides at its import whether it interprets: it gets a process of its own."""
     done = subprocess.run([sys.executable, "-m", "tests.kernels.triton_cases", ""], cwd=ROOT, text=True,
-                          capture_output=True, timeout=110, env={**os.environ, "TRITON_INTERPRET": "1"})
+                          capture_output=True, timeout=280, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
     """Odd sizes, memory of NaN, idle rows, windows, sinks, several pieces; locks go back to zero."""
