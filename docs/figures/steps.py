@@ -61,7 +61,7 @@ def draw(steps: list[Drawn], machine: MachineProfile, what: str) -> str:
         parts.append(f'<rect x="{x:.2f}" y="{TOP}" width="{wide:.2f}" height="{down}" fill="#eee"/>'
                      f'<rect x="{x:.2f}" y="{TOP + down - high:.2f}" width="{wide:.2f}" height="{high:.2f}" '
                      f'fill="{COLOURS[kind_of(record)]}"/>')
-    for second in range(int(end - begin) + 1):
+    for second in range(0, int(end - begin) + 1, 1 + int(end - begin) // 12):
         parts.append(_text(LEFT + second * across, HEIGHT - BOTTOM + 16, f"{second} s", 11, "middle"))
     for index, (kind, colour) in enumerate(COLOURS.items()):
         x = LEFT + 110 * index
