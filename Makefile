@@ -57,7 +57,6 @@ gpu: setup
 	@$(BIN)/python -c '$(FIND_GPU)'
 	$(BIN)/python -m pytest -q -m "gpu" $(OR_NONE)
 	$(BIN)/ridgeline bench kernels
-	$(BIN)/ridgeline bench kernels
 	$(BIN)/ridgeline bench kernels qwen3-0.6b
 
 clean:
