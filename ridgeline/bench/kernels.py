@@ -27,7 +27,7 @@ ROWS = (1, 16, 32, 64, 128)
 DEFAULT_SHAPE = "llama-3.1-8b"
 DEFAULT_CONTEXT = 128
 _COLD_BYTES = 400 << 20
-_MAX_LAYERS = 32
+_MAX_LAYERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.bench.chain import Chain
 from ridgeline.kernels.decode_attention import MAX_DIM, tile_for, unfit
 from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.timing import captured
+from ridgeline.models.checkpoint import open_shape
 from tests.kernels.triton_cases import CASES, poisoned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +46,22 @@ def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
 def test_on_the_gpu_in_bfloat16(name: str, programmatic: bool) -> None:
     with poisoned():
         CASES[name](open_gpu(CUDA, programmatic=programmatic), torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [pytest.param(rows, marks=on_gpu) for rows in (1, 3, 20, 100)])
+def test_overlapped_kernels_see_what_those_before_them_wrote(rows: int) -> None:
+    """Replayed back to back as a graph, where programmatic launch overlaps most: the same bits as one by one."""
+    spec = open_shape("qwen3-0.6b", overrides={"num_hidden_layers": 6, "vocab_size": 4096}).spec
+    logits = []
+    for programmatic in (False, True):
+        torch.manual_seed(0)
+        chain = Chain(open_gpu(CUDA, programmatic=programmatic), spec, context=700, rows=rows)
+        kept: list[Tensor] = []
+        graph = captured(lambda kept=kept, chain=chain: kept.append(chain.step()))
+        for _ in range(20):
+            graph.replay()
+        logits.append(kept[-1].clone())
+    assert logits[0].isfinite().all() and torch.equal(*logits)
 
 
 def test_a_cpu_is_no_gpu() -> None:
