@@ -50,7 +50,7 @@ def test_on_the_gpu_in_bfloat16(name: str, programmatic: bool) -> None:
 
 @pytest.mark.parametrize("rows", [pytest.param(rows, marks=on_gpu) for rows in (1, 3, 20, 100)])
 def test_overlapped_kernels_see_what_those_before_them_wrote(rows: int) -> None:
-    """Replayed back to back as a graph, where programmatic launch overlaps most: the same bits as one by one."""
+    """As a graph replayed back to back, where programmatic launch overlaps most: the bits of one by one."""
     spec = open_shape("qwen3-0.6b", overrides={"num_hidden_layers": 6, "vocab_size": 4096}).spec
     logits = []
     for programmatic in (False, True):
