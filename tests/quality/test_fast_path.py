@@ -1,0 +1,93 @@
+"""Protects the numbers of the fast path: over a text that no model wrote, packed weights, integer products
+and a bfloat16 cache must say what exact float32 says."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.engine.machine import bf16_products
+from ridgeline.engine.numerics import choose_numerics
+from ridgeline.engine.startup import Startup
+from ridgeline.frontend.files import load_text
+from ridgeline.models.checkpoint import Checkpoint
+from ridgeline.models.resolve import open_model
+from ridgeline.nn.load import Policy, dense
+from ridgeline.quant.format import Packed, Packing
+from ridgeline.quant.packed import Packing32, Scratch
+from ridgeline.spec.block import ParamSpec
+from tests.quality.scored import TEXT, Divergence, Scored, pieces
+from tests.quant.blocks import kernels
+
+MOST_KL_NAT, LEAST_AGREEMENT = 2e-3, 0.975
+LEAST_TOKENS, NUM_TOKENS = 2000, 2048
+ROWS = 64  # of a decode step
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Iterator[Checkpoint]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield open_model(None)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ids(checkpoint: Checkpoint) -> Tensor:
+    tokenizer = load_text(checkpoint.path).tokenizer
+    assert tokenizer is not None
+    return torch.tensor(tokenizer.encode(TEXT.read_text(encoding="utf-8")))[:NUM_TOKENS]
+
+
+def packed_policy(checkpoint: Checkpoint) -> Policy:
+    """What the engine chooses for this checkpoint on this machine."""
+    kernels()
+    numerics = choose_numerics(EngineConfig(), checkpoint, Startup(WallClock()))
+    assert (numerics.name, numerics.cache) == ("packed", torch.bfloat16)
+    return numerics.policy
+
+
+def check(what: str, found: Divergence) -> None:
+    print(f"{what}: {found.num_tokens} tokens, mean KL {found.mean_kl_nat:.1e}, top-1 {found.agreement:.2%}")
+    assert found.mean_kl_nat <= MOST_KL_NAT and found.agreement >= LEAST_AGREEMENT
+
+
+@pytest.mark.timeout(600)
+def test_decode(checkpoint: Checkpoint, ids: Tensor) -> None:
+    """Every token goes through the packed products and the fused attention as a decode row, 64 a step."""
+    exact = Scored(checkpoint, dense(torch.float32), torch.float32, len(ids))
+    fast, found = Scored(checkpoint, packed_policy(checkpoint), torch.bfloat16, len(ids)), Divergence()
+    for part in pieces(len(ids), 8 * ROWS):
+        expected = exact.logits(ids[part], part.start, decode=False)
+        for rows in pieces(len(expected), ROWS):
+            found.add(expected[rows], fast.logits(ids[part][rows], part.start + rows.start, decode=True))
+    assert found.num_tokens >= LEAST_TOKENS
+    check("decode", found)
+    assert found.kl_nat > 1e-3, "the same numbers twice would prove nothing"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("unpacks", [False, True], ids=["packed", "unpacked to bfloat16"])
+def test_prompt(checkpoint: Checkpoint, ids: Tensor, unpacks: bool) -> None:
+    """Chunks of a prompt, by the same products and by those that CPUs with bfloat16 instructions take (a part
+    of the text on others: they are very slow at it)."""
+    if unpacks and not bf16_products():
+        ids = ids[:256]
+    chosen, scratch = packed_policy(checkpoint), Scratch() if unpacks else None
+    body = Packing32(kernels(), scratch, planes=2)
+    exact = Scored(checkpoint, dense(torch.float32), torch.float32, len(ids))
+
+    def policy(name: str, param: ParamSpec) -> Packing[Packed | Tensor]:
+        packing = chosen(name, param)
+        return body if isinstance(packing, Packing32) and name.startswith("layers.") else packing
+
+    fast, found = Scored(checkpoint, policy, torch.bfloat16, len(ids)), Divergence()
+    for part in pieces(len(ids), 8 * ROWS):
+        expected, logits = (scored.logits(ids[part], part.start, decode=False) for scored in (exact, fast))
+        for rows in pieces(len(expected), ROWS):
+            found.add(expected[rows], logits[rows])
+    check("prompt", found)
