@@ -11,6 +11,7 @@ from tests.server.process import Server, serving
 def default_server() -> Iterator[Server]:
     """`ridgeline serve` as a newcomer starts it, with room for 50 clients at once."""
     with serving("--max-num-seqs", "64") as server:
+        server.probe()
         yield server
 
 
@@ -18,7 +19,6 @@ def default_server() -> Iterator[Server]:
 def server(default_server: Server) -> Iterator[Server]:
     """The default server; a test must leave nothing in its engine, and it must answer as before."""
     assert default_server.process.poll() is None, "it ended:\n" + "\n".join(default_server.output[-40:])
-    default_server.probe()
     yield default_server
     default_server.idle()
     default_server.probe()

@@ -77,19 +77,19 @@ async def _ask(chat: bool, body: bytes) -> None:
     assert not engine.open and not api.admission.num_active
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(body=CHATS)
 def test_any_chat(body: Any) -> None:
     asyncio.run(_ask(True, json.dumps(body).encode()))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(body=COMPLETIONS)
 def test_any_completion(body: Any) -> None:
     asyncio.run(_ask(False, json.dumps(body).encode()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()), chat=st.booleans())
 def test_any_bytes(body: bytes, chat: bool) -> None:
     asyncio.run(_ask(chat, body))
