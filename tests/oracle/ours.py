@@ -14,7 +14,7 @@ from ridgeline.nn.load import dense, load_weights
 from ridgeline.runner.cache import PageCache
 from ridgeline.spec.cache import plan_layout
 
-BLOCK_TOKENS = 4
+BLOCK_TOKENS = 8  # the fused decode kernel takes whole eights
 
 
 class Ours:
