@@ -81,7 +81,7 @@ def decode_attention(
     chunks = chunks_cut(units, rows.longest, threads)
     most = chunks if native.tape is None else rows.table_SP.shape[1] * entries.shape[1] // KEY_CHUNK + 1
     queries = torch.empty(held * heads * dim)
-    partial = torch.empty(max(units, CUT_BELOW * threads) * most * MAX_GROUP * (dim + HEAD))
+    partial = torch.empty(CUT_BELOW * threads * most * MAX_GROUP * (dim + HEAD))  # more units are never cut
     rotary = rows.cosine_SR.shape[1]
     call = Attention(
         rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
