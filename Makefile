@@ -40,8 +40,9 @@ $(STAMP): pyproject.toml constraints.txt
 serve: setup
 	$(BIN)/ridgeline serve $(MODEL)
 
+# Two workers for two cores; a file stays with one of them, so that its servers are started once.
 test: setup
-	$(BIN)/python -m pytest -q -m "not soak and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak and not gpu"
 
 check: setup
 	$(BIN)/ruff check ridgeline tests docs
