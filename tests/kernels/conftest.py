@@ -41,6 +41,7 @@ def poisoned() -> Iterator[None]:
     """One thread, and torch.empty gives NaN (bytes of 255), so that what reads before it writes shows."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     yield

@@ -81,8 +81,8 @@ class Scene:
         slots = table[row_T, at // self.tokens].long() * self.tokens + at % self.tokens
         group = GroupStep(table_SP=table, slots_T=slots)
         step = Step(ids_T=(at * 7 + torch.tensor(row_T)) % 90, positions_T=at, reach_T=at + 1,
-                    lengths_S=torch.tensor(starts).int() + torch.tensor(counts).int(), starts=np.array(starts),
-                    counts=np.array(counts), num_decodes=rows, groups=(group,) * self.num_groups)
+                    lengths_S=(torch.tensor(starts) + torch.tensor(counts)).int(), num_decodes=rows,
+                    starts=np.array(starts), counts=np.array(counts), groups=(group,) * self.num_groups)
         return self.model.forward(step)[:rows].clone()
 
     def cache(self) -> Tensor:
