@@ -25,8 +25,18 @@ from ridgeline.frontend.params import to_wire
 from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToClient, ToEngine
 from ridgeline.spec.sampling import SamplingParams
 
+_LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some others 104
 STALL_S = 120.0
 WATCH_S = 1.0
+
+
+def _socket_folder() -> str:
+    """A private folder for the engine's socket: in the usual place, unless that is too long for a socket."""
+    folder = tempfile.mkdtemp(prefix="ridgeline-")
+    if len(os.fsencode(folder)) + len("/engine.sock") <= _LONGEST_SOCKET_PATH:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="ridgeline-", dir="/tmp")
 
 
 class EngineClient:
@@ -67,7 +77,7 @@ class EngineClient:
         Raises ConfigError with the engine's own words when it cannot start. The process ends with this one,
         however this one ends.
         """
-        folder = tempfile.mkdtemp(prefix="ridgeline-")
+        folder = _socket_folder()
         address = f"ipc://{folder}/engine.sock"
         settings = msgspec.json.encode(config).decode()
         command = ["-m", "ridgeline.engine.process", "--config-json", settings, "--socket", address]
