@@ -8,7 +8,7 @@ import pytest
 from ridgeline.frontend.client import _socket_folder
 
 
-def test_a_deep_temporary_folder_is_left_for_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deep_folder_is_left_for_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket's path has about a hundred bytes; nothing is left in the folder that was too deep."""
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
