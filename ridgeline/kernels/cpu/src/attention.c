@@ -197,22 +197,39 @@ INLINE void chunk_of(const rl_attention *a, const int32_t *table, int head, cons
     mix(a, table, head, score, from, first, end, group, part, dim);
 }
 
-static void chunk(const rl_attention *a, int r, int head, int query, int group, int number, float *part) {
-    int dim = a->head_dim, end = a->position[r] + 1,
+/* One item of work: up to MAX_GROUP query heads, from `query` on, that share a KV head of a row, over the
+ * chunks of keys [low, high] that the row sees. */
+typedef struct {
+    int row, head, query, group, low, high;
+} piece;
+
+static piece piece_of(const rl_attention *a, int item, int passes) {
+    int per_head = a->heads / a->kv_heads, from = item % passes * MAX_GROUP, unit = item / passes;
+    piece s = {.row = unit / a->kv_heads, .head = unit % a->kv_heads};
+    int position = a->position[s.row];
+    s.query = s.head * per_head + from;
+    s.group = per_head - from < MAX_GROUP ? per_head - from : MAX_GROUP;
+    s.low = a->window && position >= a->window ? (position + 1 - a->window) / KEY_CHUNK : 0;
+    s.high = position / KEY_CHUNK;
+    return s;
+}
+
+static void chunk(const rl_attention *a, const piece *s, int number, float *part) {
+    int dim = a->head_dim, end = a->position[s->row] + 1,
         first = a->window && end > a->window ? end - a->window : 0;
     int from = number * KEY_CHUNK, to = from + KEY_CHUNK < end ? from + KEY_CHUNK : end;
     if (first < from)
         first = from;
     else
         from = first & ~7;
-    const int32_t *table = a->table + r * a->table_stride;
-    const float *q = a->queries + ((int64_t)r * a->heads + query) * dim;
+    const int32_t *table = a->table + s->row * a->table_stride;
+    const float *q = a->queries + ((int64_t)s->row * a->heads + s->query) * dim;
     if (dim == 64)
-        chunk_of(a, table, head, q, from, first, to, group, part, 64);
+        chunk_of(a, table, s->head, q, from, first, to, s->group, part, 64);
     else if (dim == 128)
-        chunk_of(a, table, head, q, from, first, to, group, part, 128);
+        chunk_of(a, table, s->head, q, from, first, to, s->group, part, 128);
     else
-        chunk_of(a, table, head, q, from, first, to, group, part, dim);
+        chunk_of(a, table, s->head, q, from, first, to, s->group, part, dim);
 }
 
 /* acc = acc and part together; both are group partials. */
@@ -226,53 +243,42 @@ static void fold(float *acc, const float *part, int group, int dim) {
     }
 }
 
-static void finish(const float *acc, int group, int dim, float *out) {
-    for (int g = 0; g < group; g++, acc += dim + HEAD, out += dim) {
+static void finish(const rl_attention *a, const piece *s, const float *acc) {
+    int dim = a->head_dim;
+    float *out = a->out + ((int64_t)s->row * a->heads + s->query) * dim;
+    for (int g = 0; g < s->group; g++, acc += dim + HEAD, out += dim) {
         float inverse = 1.f / acc[1];
         for (int i = 0; i < dim; i++) out[i] = acc[HEAD + i] * inverse;
     }
 }
 
-INLINE int first_chunk(const rl_attention *a, int r) {
-    int end = a->position[r] + 1;
-    return a->window && end > a->window ? (end - a->window) / KEY_CHUNK : 0;
-}
-
-/* Whole rows: one item is a row and up to MAX_GROUP queries of one KV head. */
-static void attend(const rl_attention *a, int item, int passes) {
-    int dim = a->head_dim, per_head = a->heads / a->kv_heads, pass = item % passes, unit = item / passes;
-    int r = unit / a->kv_heads, head = unit % a->kv_heads, query = head * per_head + pass * MAX_GROUP;
-    int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
-    int low = first_chunk(a, r), high = a->position[r] / KEY_CHUNK;
+/* Whole rows. */
+static void attend(const rl_attention *a, const piece *s) {
     float acc[MAX_GROUP * (MAX_DIM + HEAD)], part[MAX_GROUP * (MAX_DIM + HEAD)];
-    chunk(a, r, head, query, group, low, acc);
-    for (int number = low + 1; number <= high; number++) {
-        chunk(a, r, head, query, group, number, part);
-        fold(acc, part, group, dim);
+    chunk(a, s, s->low, acc);
+    for (int number = s->low + 1; number <= s->high; number++) {
+        chunk(a, s, number, part);
+        fold(acc, part, s->group, a->head_dim);
     }
-    finish(acc, group, dim, a->out + ((int64_t)r * a->heads + query) * dim);
+    finish(a, s, acc);
 }
 
 /* Long rows on several threads: their chunks first, then the same folds in the same order. */
 static void attend_cut(const rl_attention *a, int passes, rl_crew *crew, int thread) {
-    int dim = a->head_dim, per_head = a->heads / a->kv_heads, items = a->rows * a->kv_heads * passes;
+    int dim = a->head_dim, items = a->rows * a->kv_heads * passes;
     int64_t size = MAX_GROUP * (dim + HEAD);
     for (int cut = take(crew); cut < items * a->chunks; cut = take(crew)) {
-        int item = cut / a->chunks, number = cut % a->chunks;
-        int pass = item % passes, unit = item / passes, r = unit / a->kv_heads, head = unit % a->kv_heads;
-        if (number < first_chunk(a, r) || number > a->position[r] / KEY_CHUNK) continue;
-        int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
-        chunk(a, r, head, head * per_head + pass * MAX_GROUP, group, number, a->partial + cut * size);
+        int number = cut % a->chunks;
+        piece s = piece_of(a, cut / a->chunks, passes);
+        if (s.low <= number && number <= s.high) chunk(a, &s, number, a->partial + cut * size);
     }
     meet(crew);
     for (int item = thread; item < items; item += crew->threads) {
-        int pass = item % passes, unit = item / passes, r = unit / a->kv_heads, head = unit % a->kv_heads;
-        int group = per_head - pass * MAX_GROUP < MAX_GROUP ? per_head - pass * MAX_GROUP : MAX_GROUP;
-        int low = first_chunk(a, r), high = a->position[r] / KEY_CHUNK;
-        float *acc = a->partial + ((int64_t)item * a->chunks + low) * size;
-        for (int number = low + 1; number <= high; number++)
-            fold(acc, acc + (number - low) * size, group, dim);
-        finish(acc, group, dim, a->out + ((int64_t)r * a->heads + head * per_head + pass * MAX_GROUP) * dim);
+        piece s = piece_of(a, item, passes);
+        float *acc = a->partial + ((int64_t)item * a->chunks + s.low) * size;
+        for (int number = s.low + 1; number <= s.high; number++)
+            fold(acc, acc + (number - s.low) * size, s.group, dim);
+        finish(a, &s, acc);
     }
 }
 
@@ -283,8 +289,10 @@ void rl_attend_crew(const rl_attention *a, rl_crew *crew, int thread) {
     if (a->chunks)
         attend_cut(a, passes, crew, thread);
     else
-        for (int item = take(crew); item < a->rows * a->kv_heads * passes; item = take(crew))
-            attend(a, item, passes);
+        for (int item = take(crew); item < a->rows * a->kv_heads * passes; item = take(crew)) {
+            piece s = piece_of(a, item, passes);
+            attend(a, &s);
+        }
 }
 
 void rl_attend(const rl_attention *a) {
