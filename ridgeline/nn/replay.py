@@ -66,7 +66,7 @@ class Replay:
             kept.receive(block.prepare(step))
         rows = step.num_tokens
         self._in_TH[:rows] = x_TH
-        tape.run(self._native.library, rows=rows, longest=int(step.starts.max()))
+        self._native.run(tape, rows=rows, longest=int(step.starts.max()))
         return self._out_TH[:rows]
 
     def _record(self, x_TH: Tensor, step: Step) -> Tensor:

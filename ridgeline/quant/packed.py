@@ -9,7 +9,6 @@ are as fast.
 Legend: T tokens, K input features, N output features, B bytes.
 """
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -69,7 +68,7 @@ class PackedMatrix:
             raise IndexError("a token id lies outside the vocabulary")
         ids = ids_T.contiguous()
         out = torch.empty(ids.numel(), self.k)
-        self.native.library.rl_rows(ctypes.byref(self.matrix), ids.data_ptr(), ids.numel(), out.data_ptr())
+        self.native.rows(self.matrix, ids.data_ptr(), ids.numel(), out.data_ptr())
         return out
 
     def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
@@ -151,9 +150,7 @@ class PackedMatrix:
     def _unpacked(self, x: Tensor, epilogue: int, residual: Tensor | None, out: Tensor) -> None:
         assert self.scratch is not None
         weight_KN = self.scratch.take(self.k, self.n)
-        self.native.library.rl_unpack(
-            ctypes.byref(self.matrix), weight_KN.data_ptr(), torch.get_num_threads()
-        )
+        self.native.unpack(self.matrix, weight_KN.data_ptr(), torch.get_num_threads())
         product = torch.mm(x.bfloat16(), weight_KN).float()
         if epilogue == STORE:
             out.copy_(product)
@@ -209,9 +206,10 @@ class Packing32:
     ) -> PackedMatrix:
         n, k = code.shape
         tiles = torch.empty(-(-n // TILE) * (k // GROUP) * TILE_BYTES[kind], dtype=torch.uint8)
-        arrays = [np.ascontiguousarray(a) for a in (code, scale, low)]
-        self.native.library.rl_pack(kind, n, k, *(a.ctypes.data for a in arrays), tiles.data_ptr())
-        return self._matrix(tiles, kind, n, k)
+        packed = self._matrix(tiles, kind, n, k)
+        arrays = [np.ascontiguousarray(array) for array in (code, scale, low)]
+        self.native.pack(packed.matrix, *(array.ctypes.data for array in arrays))
+        return packed
 
     def _matrix(self, tiles: Tensor, kind: int, n: int, k: int) -> PackedMatrix:
         planes = 2 if kind == Q8 else self.planes

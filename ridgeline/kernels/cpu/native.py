@@ -26,7 +26,7 @@ class Native:
     """The loaded library. isa: one of ISA. A tape that records takes every call that its thread makes."""
 
     def __init__(self, library: c.CDLL, isa: str) -> None:
-        self.library = library
+        self._library = library
         self.isa = isa
         self._thread = threading.local()  # two engines of a process must not record each other
 
@@ -41,15 +41,31 @@ class Native:
 
     def multiply(self, matrix: Matrix, product: Product, keep: Sequence[object]) -> None:
         """rl_multiply. keep: what owns the memory that the product points to."""
-        self.library.rl_multiply(c.byref(matrix), c.byref(product))
+        self._library.rl_multiply(c.byref(matrix), c.byref(product))
         if self.tape is not None:
             self.tape.add(MULTIPLY, matrix, product, keep)
 
     def attend(self, attention: Attention, keep: Sequence[object]) -> None:
         """rl_attend."""
-        self.library.rl_attend(c.byref(attention))
+        self._library.rl_attend(c.byref(attention))
         if self.tape is not None:
             self.tape.add(ATTEND, None, attention, keep)
+
+    def run(self, tape: Tape, *, rows: int, longest: int) -> None:
+        """rl_run: a recording's calls for `rows` rows, the longest of which is at position `longest`."""
+        self._library.rl_run(tape.calls(), len(tape), rows, tape.chunks(rows, longest), tape.threads)
+
+    def pack(self, matrix: Matrix, code: int, scale: int, low: int) -> None:
+        """rl_pack: fill the matrix's tiles. code: address of int8 [n, k]; scale, low: of fp16 [n, k / 32]."""
+        self._library.rl_pack(matrix.format, matrix.n, matrix.k, code, scale, low, matrix.tiles)
+
+    def rows(self, matrix: Matrix, ids: int, count: int, out: int) -> None:
+        """rl_rows: `count` rows as numbers. ids: address of int64 [count]; out: of float32 [count, k]."""
+        self._library.rl_rows(c.byref(matrix), ids, count, out)
+
+    def unpack(self, matrix: Matrix, out: int, threads: int) -> None:
+        """rl_unpack: the whole matrix turned round. out: address of bfloat16 [k, n]."""
+        self._library.rl_unpack(c.byref(matrix), out, threads)
 
     def room(self, rows: int) -> int:
         """Rows to make room for: a recorded call serves every number of rows up to the tape's."""

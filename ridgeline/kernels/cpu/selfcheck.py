@@ -4,7 +4,6 @@ Runs in a process of its own (build.py), which an instruction that the CPU lacks
 no model.
 """
 
-import ctypes
 import sys
 from itertools import product
 from pathlib import Path
@@ -44,11 +43,11 @@ def _product_error(native: Native, random: np.random.Generator, bits: int, plane
     if bits == Q4:
         weight += least.astype(float).repeat(32, 1)
     tiles = np.zeros(n // 16 * (k // 32) * _LARGEST_TILE_BYTES, np.uint8)
-    native.library.rl_pack(bits, n, k, _at(code), _at(scale), _at(least), _at(tiles))
     matrix = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles))
+    native.pack(matrix, _at(code), _at(scale), _at(least))
     ids, given, turned = np.arange(n), np.full((n, k), np.nan, np.float32), np.zeros((k, n), np.uint16)
-    native.library.rl_rows(ctypes.byref(matrix), _at(ids), n, _at(given))
-    native.library.rl_unpack(ctypes.byref(matrix), _at(turned), 1 + norm)
+    native.rows(matrix, _at(ids), n, _at(given))
+    native.unpack(matrix, _at(turned), 1 + norm)
     bf16 = (turned.T.astype(np.uint32) << 16).view(np.float32)
     if not (np.allclose(given, weight, 1e-6, 1e-6) and np.allclose(bf16, weight, 4e-3, 1e-6)):
         return np.inf
@@ -61,7 +60,7 @@ def _product_error(native: Native, random: np.random.Generator, bits: int, plane
         rows=rows, epilogue=epilogue, threads=1 + norm, eps=1e-5, in_stride=k, out_stride=out.shape[1],
         residual_stride=n, input=_at(x), norm=_at(gain) if norm else None, residual=_at(residual),
         out=_at(out), codes=_at(codes), scales=_at(room[0]), sums=_at(room[1]))
-    native.library.rl_multiply(ctypes.byref(matrix), ctypes.byref(call))
+    native.multiply(matrix, call, ())
     expected = (_rms(x, gain) if norm else x.astype(float)) @ weight.T
     if epilogue == ADD:
         expected += residual
@@ -85,14 +84,14 @@ def _attention_error(native: Native, random: np.random.Generator, dim: int, bf16
     cosine, sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out, queries = np.full((2, 3, heads, dim), np.nan, np.float32)
     partial = np.full((3 * kv_heads, 2, 8 * (dim + 8)), np.nan, np.float32)
-    native.library.rl_attend(ctypes.byref(Attention(
+    native.attend(Attention(
         rows=3, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=dim, bf16=bf16, block_size=block,
         window=window, threads=1 + norm, scale=dim**-0.5, eps=1e-5, chunks=2 * norm, qkv=_at(qkv),
         cosine=_at(cosine), sine=_at(sine), q_norm=_at(q_norm) if norm else None,
         k_norm=_at(k_norm) if norm else None, position=_at(position), table=_at(table), keys=_at(held),
         values=_at(held[0, 0, 1]), out=_at(out), queries=_at(queries), partial=_at(partial),
         qkv_stride=qkv[0].size, angle_stride=dim // 2, table_stride=pages, page_stride=held[0].size,
-        slot_stride=held[0, 0].size, head_stride=dim)))
+        slot_stride=held[0, 0].size, head_stride=dim), ())
     now = (held.astype(np.uint32) << 16).view(np.float32) if bf16 else held
     worst = 0.0
     for row, end in enumerate(position):

@@ -44,14 +44,17 @@ class Tape:
         self._calls.append((kind, matrix, arguments))
         self._kept += keep
 
-    def run(self, library: ctypes.CDLL, *, rows: int, longest: int) -> None:
-        """All calls for `rows` rows, the longest of which is at position `longest`."""
+    def calls(self) -> ctypes.Array[Call]:
+        """The calls in order; nothing may be added any more."""
         if self._array is None:
             self._array = (Call * len(self._calls))(*(
                 Call(kind=kind, arguments=ctypes.addressof(arguments),
                      matrix=None if matrix is None else ctypes.addressof(matrix))
                 for kind, matrix, arguments in self._calls))
+        return self._array
+
+    def chunks(self, rows: int, longest: int) -> int:
+        """`chunks_cut` of a run."""
         units = max((call.kv_heads * passes(call.heads, call.kv_heads)
                      for _, _, call in self._calls if isinstance(call, Attention)), default=0)
-        chunks = chunks_cut(rows * units, longest, self.threads)
-        library.rl_run(self._array, len(self._calls), rows, chunks, self.threads)
+        return chunks_cut(rows * units, longest, self.threads)
