@@ -1,7 +1,7 @@
 """Downloads from the Hub, by its own client library (imported here only, when a download is asked for).
 
-The library keeps finished files, verifies sizes, resumes a transfer whose connection broke and shows
-progress. Owns which files are fetched and what a failure is called.
+The library keeps finished files, resumes a transfer whose connection broke and shows progress; `blobs` makes
+weights survive a killed process. Owns which files are fetched and what a failure is called.
 """
 
 import re
@@ -9,12 +9,14 @@ from pathlib import Path
 
 from ridgeline.base.config import hub_endpoint, hub_offline, hub_token
 from ridgeline.base.errors import CheckpointError, ConfigError
+from ridgeline.models.blobs import fetch_blobs
 
 _SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
           "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
           "chat_template*")
 _WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 _ELSEWHERE = ("*/*", "consolidated*", "adapter_model*")  # copies in other layouts, and adapters
+_LARGE = (".safetensors", ".gguf")
 _SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -41,6 +43,8 @@ def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str])
     from huggingface_hub import errors, snapshot_download
     at = f"{repo}@{revision}" if revision else repo
     try:
+        if not hub_offline():
+            _fetch_weights(repo, revision, allow, ignore)
         return Path(snapshot_download(
             repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore, token=hub_token() or False,
             endpoint=hub_endpoint(), local_files_only=hub_offline()))
@@ -58,9 +62,24 @@ def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str])
                           "folder or a GGUF file") from None
     except errors.HFValidationError as error:
         raise ConfigError(f"{repo!r} is no Hub id: {error}") from None
-    except (OSError, errors.HfHubHTTPError) as error:
-        raise CheckpointError(f"the download of {at} stopped ({error}): run the same command again, finished "
-                              "files are kept") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # of the disk, or of whichever HTTP client the library has
+        raise CheckpointError(f"the download of {at} stopped ({error}): run the same command again, what has "
+                              "arrived is kept") from error
+
+
+def _fetch_weights(repo: str, revision: str | None, allow: list[str], ignore: list[str]) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects
+    try:
+        found = HfApi(endpoint=hub_endpoint(), token=hub_token() or False).model_info(repo, revision=revision)
+    except Exception:
+        return  # snapshot_download meets the same, and knows what is in the cache
+    names = [file.rfilename for file in found.siblings or () if file.rfilename.endswith(_LARGE)]
+    wanted = filter_repo_objects(names, allow_patterns=allow, ignore_patterns=ignore)
+    assert found.sha is not None
+    fetch_blobs(repo, found.sha, wanted, endpoint=hub_endpoint(), token=hub_token())
 
 
 def _without_weights(repo: str, revision: str | None) -> str:

@@ -17,14 +17,17 @@ class Hub:
     """One repository.
 
     files: by path. token: asked of every call when set. cut_after: the first transfer of the named file
-    breaks off after so many bytes. log: (method, path, Range header) of every call.
+    breaks off after so many bytes. stall_after: the same, but it stands still until the other end is gone.
+    log: (method, path, Range header) of every call. sent: bytes of each file in all.
     """
 
     repo: str
     files: Mapping[str, bytes]
     token: str | None = None
     cut_after: dict[str, int] = field(default_factory=dict)
+    stall_after: dict[str, int] = field(default_factory=dict)
     log: list[tuple[str, str, str | None]] = field(default_factory=list)
+    sent: dict[str, int] = field(default_factory=dict)
     address: str = ""
 
     def fetched(self) -> set[str]:
@@ -90,8 +93,13 @@ def running(hub: Hub) -> Iterator[Hub]:
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             body = data[start:]
-            cut = hub.cut_after.pop(name, None) if method == "GET" else None
+            stall = hub.stall_after.pop(name, None) if method == "GET" else None
+            cut = hub.cut_after.pop(name, stall) if method == "GET" else 0
+            hub.sent[name] = hub.sent.get(name, 0) + len(body[:cut])
             self._send(206 if start else 200, headers, body, method, cut)
+            if stall is not None:
+                self.connection.settimeout(30)
+                self.connection.recv(1)  # nothing comes: it returns when the other end closes
 
         def _send(
             self,
@@ -125,4 +133,4 @@ def running(hub: Hub) -> Iterator[Hub]:
 
 
 def _etag(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+    return hashlib.sha256(data).hexdigest()

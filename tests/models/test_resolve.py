@@ -4,11 +4,16 @@ refusals."""
 import importlib.machinery
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import huggingface_hub.constants
+import huggingface_hub.file_download
 import pytest
 
 from ridgeline.base.errors import CheckpointError, ConfigError
@@ -137,6 +142,93 @@ def test_broken_transfer_resumes(hub_home: Path, monkeypatch: pytest.MonkeyPatch
         assert path is not None and (path / "model.safetensors").read_bytes() == FILES["model.safetensors"]
         ranges = [r for m, p, r in hub.log if m == "GET" and p.endswith("model.safetensors") and r]
         assert ranges == [f"bytes={300_000 // 65536 * 65536}-"]
+
+
+SLOW = """import sys, huggingface_hub.constants as constants
+from ridgeline.models.resolve import resolve
+constants.DOWNLOAD_CHUNK_SIZE = 65536
+resolve(sys.argv[1])"""
+
+
+def kill_in_the_middle(hub: Hub, home: Path) -> Path:
+    """Start a download in a process, kill it when a part of the weights is on disk; that part's path."""
+    etag = sha256(FILES["model.safetensors"]).hexdigest()
+    part = home / "models--acme--tiny" / "blobs" / f"{etag}.incomplete"
+    environment = os.environ | {"HF_ENDPOINT": hub.address, "HF_HOME": str(home.parent)}
+    process = subprocess.Popen([sys.executable, "-c", SLOW, hub.repo], env=environment)
+    try:
+        end = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size >= 4 * 65536):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    return part
+
+
+def test_killed_download_goes_on(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects: a killed process loses nothing that was on disk; the second try asks for the rest alone."""
+    data = FILES["model.safetensors"]
+    with running(Hub(repo=REPO, files=FILES, stall_after={"model.safetensors": 300_000})) as hub:
+        part = kill_in_the_middle(hub, hub_home)
+        kept = part.stat().st_size
+        hub.log.clear()
+        hub.sent.clear()
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        path = resolve(REPO).path
+        assert path is not None and (path / "model.safetensors").read_bytes() == data
+        ranges = [r for m, p, r in hub.log if m == "GET" and p.endswith("model.safetensors")]
+        assert ranges == [f"bytes={kept}-"] and hub.sent["model.safetensors"] == len(data) - kept
+        assert not part.exists() and not list(part.parent.glob("*.incomplete"))
+
+
+def test_another_content_does_not_go_on(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects: the part of a file that has changed on the Hub since is not made part of the new one."""
+    with running(Hub(repo=REPO, files=FILES, stall_after={"model.safetensors": 300_000})) as hub:
+        kill_in_the_middle(hub, hub_home)
+    data = FILES["model.safetensors"][::-1]
+    with running(Hub(repo=REPO, files={**FILES, "model.safetensors": data})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        path = resolve(REPO).path
+        assert path is not None and (path / "model.safetensors").read_bytes() == data
+        assert hub.sent["model.safetensors"] == len(data)
+
+
+@pytest.mark.parametrize("part", [b"x" * 5000, b"x" * 2_000_000])
+def test_a_spoilt_part_is_seen(hub_home: Path, monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+    """Protects: the content is compared with its hash, said when wrong, and whole the next time."""
+    data = FILES["model.safetensors"]
+    blobs = hub_home / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{sha256(data).hexdigest()}.incomplete").write_bytes(part)
+    with running(Hub(repo=REPO, files=FILES)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        if len(part) < len(data):  # one that is longer than the file is dropped at once
+            with pytest.raises(CheckpointError, match="safetensors arrived damaged: run the same command"):
+                resolve(REPO)
+        path = resolve(REPO).path
+        assert path is not None and (path / "model.safetensors").read_bytes() == data
+
+
+def test_two_downloads_at_once(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects: the weights are transferred once, and both have them."""
+    with running(Hub(repo=REPO, files=FILES)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with ThreadPoolExecutor(2) as pool:
+            both = [found.path for found in pool.map(resolve, [REPO, REPO])]
+        assert hub.sent["model.safetensors"] == len(FILES["model.safetensors"])
+        assert both[0] == both[1] and both[0] is not None and (both[0] / "model.safetensors").is_file()
+
+
+def test_a_transfer_that_keeps_breaking(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects: when the library gives up, the error says what to do, whatever its HTTP client raised."""
+    monkeypatch.setitem(huggingface_hub.file_download.http_get.__wrapped__.__kwdefaults__, "_nb_retries", 0)
+    with running(Hub(repo=REPO, files=FILES, cut_after={"model.safetensors": 100})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with pytest.raises(CheckpointError, match=r"acme/tiny stopped .*run the same command again, what"):
+            resolve(REPO)
+        assert resolve(REPO).path is not None
 
 
 def test_gated_repository_needs_the_token(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
