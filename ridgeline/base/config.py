@@ -4,9 +4,12 @@ The only file that reads environment variables.
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ridgeline.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,13 @@ def hub_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
 
 
-def compiler() -> str | None:
-    """The C compiler that $CC names."""
-    return os.environ.get("CC") or None
+def compiler() -> list[str]:
+    """The C compiler's command that $CC holds, split into words as a shell does; empty when there is none.
+
+    Raises ConfigError when the words cannot be told apart.
+    """
+    given = os.environ.get("CC", "")
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(f"CC={given!r} is no command ({error}): mend its quotes, or unset it") from None

@@ -31,6 +31,7 @@ from ridgeline.models.resolve import open_model
 from ridgeline.nn.build import build_model
 from ridgeline.nn.linear import Weight
 from ridgeline.nn.load import Weights, load_weights
+from ridgeline.nn.progress import told_when_slow
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
@@ -101,7 +102,7 @@ def build_engine(
             load_format=config.load_format,
             overrides=config.hf_overrides,
         )
-    with startup.phase("kernels"):
+    with startup.phase("kernels"), told_when_slow("compiling the CPU kernels", shown=config.progress):
         native()  # built here when they are not there yet, so that no other phase takes the blame
     numerics = choose_numerics(config, checkpoint, startup)
     with startup.phase("profile"):

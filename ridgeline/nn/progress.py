@@ -1,6 +1,9 @@
-"""A progress bar on stderr for work of more than two seconds."""
+"""A progress bar on stderr for work of more than two seconds, and a line for work that cannot be counted."""
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from ridgeline.base.clock import Clock, WallClock
@@ -45,3 +48,16 @@ class Progress:
         text = f"{self._what} [{bar:{_WIDTH}}] {share:4.0%}, {left_s:.0f} s left"
         sys.stderr.write(f"\r{text} " if terminal else f"{text}\n")
         sys.stderr.flush()
+
+
+@contextmanager
+def told_when_slow(what: str, *, shown: bool = True) -> Iterator[None]:
+    """Says what goes on, in one line, when the block takes long."""
+    timer = threading.Timer(_QUIET_S, lambda: print(f"{what} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if shown:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

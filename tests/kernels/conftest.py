@@ -31,7 +31,7 @@ def scalar(cc: str, tmp_path_factory: pytest.TempPathFactory) -> Native:
     """The same sources without vector instructions."""
     if platform.machine() != "x86_64":
         pytest.skip("there is one instruction set here")
-    found = load(built(cc, tmp_path_factory.mktemp("scalar"), (*FLAGS, "-mno-avx2", "-O1")))
+    found = load(built([cc], tmp_path_factory.mktemp("scalar"), (*FLAGS, "-mno-avx2", "-O1")))
     assert found.isa == "scalar"
     return found
 

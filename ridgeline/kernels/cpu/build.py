@@ -1,17 +1,21 @@
 """Makes the kernel library with the machine's own compiler: compiled once, tried in a process, kept.
 
 A kept file is named by what it was made from and by its own content, so a damaged or foreign one is never
-loaded. Knows the sources and nothing of what they compute.
+loaded; what no start has used for a day goes when another is made. Knows the sources and nothing of what
+they compute.
 """
 
 import hashlib
 import logging
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from ridgeline.base.errors import ConfigError
 _log = logging.getLogger(__name__)
 _SOURCES = ("linear.c", "attention.c", "tape.c")
 _HEADERS = ("common.h", "kernels.h", "tiles.h")
+_KEEP_S = 86_400.0
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 # In another process: an instruction that this CPU lacks must not end this one.
 _TRIAL = """import sys
@@ -28,8 +33,8 @@ from ridgeline.kernels.cpu.selfcheck import main
 main(sys.argv[2])"""
 
 
-def built(cc: str, folder: Path, flags: Sequence[str] = FLAGS) -> Path:
-    """The library's path, made first when `folder` does not have it.
+def built(cc: Sequence[str], folder: Path, flags: Sequence[str] = FLAGS) -> Path:
+    """The library's path, made first when `folder` does not have it. cc: the compiler, with arguments if any.
 
     Raises ConfigError when the compiler fails or the library computes wrongly on this machine, OSError or
     SubprocessError when either cannot be run.
@@ -37,18 +42,20 @@ def built(cc: str, folder: Path, flags: Sequence[str] = FLAGS) -> Path:
     room = files("ridgeline.kernels.cpu")
     texts = {name: (room / "src" / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
     check = (room / "selfcheck.py").read_bytes()
-    said = subprocess.run([cc, "--version"], capture_output=True, check=True, timeout=60).stdout
-    key = _digest(repr((sorted(texts.items()), check, tuple(flags), said, _cpu())).encode())
+    said = subprocess.run([*cc, "--version"], capture_output=True, check=True, timeout=60).stdout
+    key = _digest(repr((sorted(texts.items()), check, (*cc[1:], *flags), said, _cpu())).encode())
     refused = folder / f"cpu-{key}.refused"
     if refused.is_file():
         raise ConfigError(f"{refused.read_text().strip()}; remove {refused} to try again")
     for kept in folder.glob(f"cpu-{key}-*.so"):
         if kept.name == _name(key, kept):
+            with suppress(OSError):
+                os.utime(kept)  # its last use, for `_sweep`
             return kept
         _log.warning("%s is damaged: building the CPU kernels again", kept)
         kept.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="cpu-work-") as work:
         made = _compile(cc, flags, texts, Path(work))
         wrong = _trial(made)
         if wrong:
@@ -56,17 +63,26 @@ def built(cc: str, folder: Path, flags: Sequence[str] = FLAGS) -> Path:
             raise ConfigError(wrong)
         target = folder / _name(key, made)
         os.replace(made, target)
+    _sweep(folder, key, target.stat().st_mtime - _KEEP_S)
     return target
 
 
-def _compile(cc: str, flags: Sequence[str], texts: Mapping[str, bytes], work: Path) -> Path:
+def _sweep(folder: Path, key: str, before_s: float) -> None:
+    """Remove what was made from something else and last used before then; others may do the same just now."""
+    for old in folder.glob("cpu-*"):
+        with suppress(OSError):
+            if not old.name.startswith(f"cpu-{key}") and old.stat().st_mtime < before_s:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _compile(cc: Sequence[str], flags: Sequence[str], texts: Mapping[str, bytes], work: Path) -> Path:
     for name, text in texts.items():
         (work / name).write_bytes(text)
     out = work / "out.so"
-    command = [cc, *flags, *_SOURCES, "-o", str(out), "-lm"]
+    command = [*cc, *flags, *_SOURCES, "-o", str(out), "-lm"]
     done = subprocess.run(command, cwd=work, capture_output=True, timeout=300)
     if done.returncode:
-        raise ConfigError(f"{cc} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
+        raise ConfigError(f"{shlex.join(cc)} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
     return out
 
 

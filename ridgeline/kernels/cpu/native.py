@@ -86,15 +86,19 @@ def why_none() -> str:
 
 @lru_cache(maxsize=1)
 def _find() -> Native | str:
-    cc = compiler() or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     why = "no C compiler for the packed kernels: install gcc or clang for speed"
-    if cc is not None:
-        try:
+    try:
+        if cc := compiler() or _installed():
             return load(built(cc, cache_dir() / "kernels"))
-        except (OSError, subprocess.SubprocessError, ConfigError) as error:
-            why = f"the packed kernels cannot be used: {error}"
+    except (OSError, subprocess.SubprocessError, ConfigError) as error:
+        why = f"the packed kernels cannot be used: {error}"
     _log.warning("%s; quantized weights run as float32", why)
     return why
+
+
+def _installed() -> list[str]:
+    found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return [path for path in found if path][:1]
 
 
 def load(path: Path) -> Native:
