@@ -206,7 +206,7 @@ class KVManager:
                 if group.news:
                     out.row.extend([row] * len(group.news))
                     out.index.extend(group.news)
-                    out.page.extend([group.pages[index] for index in group.news])
+                    out.page.extend(map(group.pages.__getitem__, group.news))
                     group.news.clear()
         self._pool.close_step(step)
         return StepNews(tables=news, copies=self._copies.take())
@@ -310,12 +310,15 @@ class KVManager:
                 full = num_computed // room.page_tokens
                 if full > group.num_indexed:
                     self._offer(chain, room, group, tokens, full)
-                wake = min(wake, (full + 1) * room.page_tokens)
+                due = (full + 1) * room.page_tokens
+                if due < wake:
+                    wake = due
             leave = room.next_drop(group.first)
-            if num_computed >= leave:
+            if leave <= num_computed:
                 self._leave(table, group, room.first_needed(num_computed))
                 leave = room.next_drop(group.first)
-            wake = min(wake, leave)
+            if leave < wake:
+                wake = leave
         table.wake = wake
 
     def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Sequence[int],
@@ -324,9 +327,8 @@ class KVManager:
         per_page = room.page_tokens // chain.block_tokens
         chain.extend(tokens, full * per_page)
         for index in range(group.num_indexed, full):
-            page = group.pages[index]
-            if page not in self._index:
-                self._index.add(page, chain.entry(room.number, index * per_page, (index + 1) * per_page))
+            self._index.add(group.pages[index],
+                            chain.entry(room.number, index * per_page, (index + 1) * per_page))
         group.num_indexed = full
 
     def _leave(self, table: SeqTable, group: GroupTable, first: int) -> None:

@@ -7,18 +7,25 @@ them and which may be evicted is the pool's business.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from hashlib import blake2b
-from struct import pack
-from typing import NamedTuple
+from struct import Struct
+
+import msgspec
 
 _DIGEST_BYTES = 32
 _TOKEN_BYTES = 4
 
 
+@cache
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    return Struct(f"<{num_tokens}i").pack
+
+
 def encode(tokens: Sequence[int]) -> bytes:
     """Token ids as bytes; equal prefixes of tokens are equal prefixes of bytes."""
-    return pack(f"<{len(tokens)}i", *tokens)
+    return _packer(len(tokens))(*tokens)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -47,10 +54,10 @@ class HashChain:
     def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
         """Hash on until num_blocks blocks of `tokens` are named."""
         digests, blocks, size = self.digests, self.blocks, self.block_tokens
-        for number in range(len(blocks), num_blocks):
-            block = encode(tokens[number * size : (number + 1) * size])
+        for start in range(len(blocks) * size, num_blocks * size, size):
+            block = encode(tokens[start : start + size])
             blocks.append(block)
-            digests.append(link(digests[number], block))
+            digests.append(link(digests[-1], block))
 
     def fork(self, num_blocks: int) -> "HashChain":
         """A chain with the same first blocks."""
@@ -70,9 +77,9 @@ def link(parent: bytes, block: bytes) -> bytes:
     return blake2b(parent + block, digest_size=_DIGEST_BYTES).digest()
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A cached full page of one group: `tokens` (encoded) after the prefix `parent`; `digest` names both
-    together."""
+    together. A msgspec struct because there is one for every cached page."""
 
     group: int
     digest: bytes
@@ -119,17 +126,17 @@ class PrefixIndex:
     def add(self, page: int, entry: Entry) -> bool:
         """Remember a full page; False (and nothing done) when those tokens are already cached in another
         page."""
-        pages = self._pages[entry.group]
+        pages, below = self._pages[entry.group], self._children[entry.group]
         if entry.digest in pages:
             return False
         pages[entry.digest] = page
         self._entries[page] = entry
         item = (entry.tokens, page)
-        below = self._children[entry.group]
-        if entry.parent in below:
-            insort(below[entry.parent], item)
-        else:
+        children = below.get(entry.parent)
+        if children is None:
             below[entry.parent] = [item]
+        else:
+            insort(children, item)
         return True
 
     def remove(self, page: int) -> None:

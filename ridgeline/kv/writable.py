@@ -39,14 +39,15 @@ class Writable:
             self._copies.add(source, group.pages[index])
             self._pool.drop(source)
             group.news.append(index)
-        ready = NEVER
+        table.ready, take = NEVER, self._pool.take
         for room, group in zip(self._rooms, table.groups):
             pages = group.pages
             for index in range(len(pages), room.num_entries(num_tokens)):
-                pages.append(self._pool.take())
+                pages.append(take())
                 group.news.append(index)
-            ready = min(ready, room.capacity(len(pages)))
-        table.ready = ready
+            capacity = room.capacity(len(pages))
+            if capacity < table.ready:
+                table.ready = capacity
         return True
 
     def _shared(self, table: SeqTable, num_tokens: int) -> Shared:
@@ -68,7 +69,11 @@ class Writable:
 
     def _left(self, table: SeqTable, num_tokens: int, shared: Shared) -> int:
         """spare(); a cached page that nobody else holds counts as needing none: it can be taken over."""
-        left = self._pool.num_free - sum(not sole for _, _, sole in shared)
+        left = self._pool.num_free
+        for _, _, sole in shared:
+            left -= not sole
         for room, group in zip(self._rooms, table.groups):
-            left -= max(0, room.num_entries(num_tokens) - len(group.pages))
+            missing = room.num_entries(num_tokens) - len(group.pages)
+            if missing > 0:
+                left -= missing
         return left

@@ -9,15 +9,18 @@ from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, RowSt
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Long, Rows, Taken
 
+_NO_COPIES = Copies.none()
+
 
 def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], news: StepNews) -> StepPlan:
     """The plan of what is taken. The rows' counters still stand before the step."""
     decodes = taken.samples & (taken.counts == 1)
-    heads = np.flatnonzero(decodes)
-    others = np.flatnonzero(taken.takes & ~decodes)
-    feed = np.where(rows.in_flight > 0, np.int32(PLACEHOLDER), rows.last_token)
+    heads = decodes.nonzero()[0]
+    feed = rows.last_token.copy()
+    np.putmask(feed, rows.in_flight > 0, PLACEHOLDER)
     at: Long | slice = slice(None)  # the usual full house is cheaper to slice than to index
     if len(heads) < rows.size:
+        others = (taken.takes & ~decodes).nonzero()[0]
         at = np.concatenate([heads, others])
         feed = np.concatenate([feed[heads], *(_chunk(rows, taken, row) for row in others.tolist())])
     count = taken.counts[at].astype(np.int32)
@@ -28,7 +31,7 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
         start=taken.until[at].astype(np.int32) - count,
         count=count,
         sample=taken.samples[at].astype(np.uint8) * np.uint8(SAMPLE_NEXT),
-        draft=np.zeros_like(count),
+        draft=np.zeros(len(count), np.int32),
         tokens=feed,
         num_decodes=len(heads),
         row_starts=tuple(starts),
@@ -65,7 +68,7 @@ def _int(values: list[int]) -> Int:
 def _copies(news: StepNews) -> Copies:
     copies = news.copies
     if not copies.ticket:
-        return Copies.none()
+        return _NO_COPIES
     space = np.zeros(len(copies.ticket), np.int32)
     return Copies(source_space=space, source=_int(copies.source), target_space=space,
                   target=_int(copies.target), ticket=np.array(copies.ticket, np.int64))

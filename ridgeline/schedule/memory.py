@@ -58,7 +58,7 @@ class Memory:
         rows = self._rows
         self._starved = False
         target = rows.scheduled + counts
-        need = np.flatnonzero(target > rows.reserved)
+        need = (target > rows.reserved).nonzero()[0]
         if not len(need):
             return
         need = rows.by_rank(need)
@@ -189,7 +189,7 @@ class Memory:
             return
         rows = self._rows
         ours = taken.takes & (rows.number == taken.number)
-        due = np.flatnonzero(ours & (rows.computed >= rows.index_at))
+        due = (ours & (rows.computed >= rows.index_at)).nonzero()[0]
         if len(due):
             computed = rows.computed[due]
             tokens = [request.tokens for request in rows.requests(due)]

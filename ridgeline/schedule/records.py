@@ -54,7 +54,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
     return StepRecord(
         step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
         prefill_tokens=plan.num_tokens - plan.num_decodes, num_sampled=plan.num_sampled,
-        context_tokens=int(plan.start.sum() + plan.count.sum()), running=load.running, waiting=load.waiting,
+        context_tokens=int(plan.start.sum()) + plan.num_tokens, running=load.running, waiting=load.waiting,
         used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
         num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,

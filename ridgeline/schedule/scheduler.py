@@ -127,7 +127,7 @@ class Scheduler:
         counts = self._share()
         self._memory.secure(counts)
         starts = self._admit(counts, now)
-        if not counts.any():
+        if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"
             return None
         step, taken = self._next_step, self._rows.take(counts)
@@ -156,10 +156,10 @@ class Scheduler:
             rows.scheduled[:] = rows.computed[:] = 0
         pending = rows.pending()
         long = pending > (1 if self._cache else 0)
-        if not long.any():
+        if not np.count_nonzero(long):
             return pending
-        singles = np.flatnonzero((pending > 0) & ~long)
-        serving = np.concatenate([singles, rows.by_rank(np.flatnonzero(long))])
+        singles = ((pending > 0) & ~long).nonzero()[0]
+        serving = np.concatenate([singles, rows.by_rank(long.nonzero()[0])])
         counts = np.zeros(rows.size, np.int64)
         counts[serving] = share_tokens(pending[serving], self._max_tokens, whole=not self._cache)
         return counts
@@ -170,7 +170,7 @@ class Scheduler:
         A request preempted with a token in flight waits for it.
         """
         queue, starts = self._book.queue, []
-        left = self._max_tokens - int(counts.sum()) if queue else 0
+        left = self._max_tokens - int(counts.sum()) if queue and self._rows.num_free else 0
         while left > 0 and queue and self._rows.num_free and queue.first.last_step <= self._committed:
             request = queue.first
             computed, count = self._memory.open(request, left)

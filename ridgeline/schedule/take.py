@@ -32,9 +32,9 @@ class Taker:
         quick = plain & (took == 1) & (self._book.stops[token] == 0) & (rows.known < rows.end)
         outputs = self._take_quick(quick, token, now)
         slow = taken.takes & ~quick & ~(plain & ~taken.samples)
-        if slow.any():
+        if np.count_nonzero(slow):
             first = np.cumsum(result.num_new) - result.num_new
-            for index in np.flatnonzero(slow[plan.row]).tolist():
+            for index in slow[plan.row].nonzero()[0].tolist():
                 news = self._take_slow(plan, result, index, int(first[index]), now)
                 if news is not None:
                     outputs.append(news)
@@ -42,7 +42,7 @@ class Taker:
 
     def _take_quick(self, quick: Bool, token: Int, now: float) -> list[Output]:
         """One more token for each row of `quick`. Columns and map: Python runs no line for each row here."""
-        rows, at, chosen = self._rows, np.flatnonzero(quick), quick.tolist()
+        rows, at, chosen = self._rows, quick.nonzero()[0], quick.tolist()
         rows.known += quick
         np.copyto(rows.last_token, token, where=quick)
         new = token[at].tolist()
