@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ridgeline.kernels.gpu import Gpu
+
 
 class Linear(Protocol):
     def __call__(self, x_TH: Tensor, prefill_from: int, /) -> Tensor: ...
@@ -22,6 +24,11 @@ class LinearAdd(Protocol):
 
 class Parts(Protocol):
     """A factory bound to one block of one layer; names are the block's ParamSpec names without ".weight"."""
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Whose kernels run the block; None where plain torch or the CPU's kernels do."""
+        ...
 
     def linear(self, name: str) -> Linear:
         """x @ W.T (+ bias when the block's params list one)."""

@@ -78,6 +78,14 @@ class Kept(Protocol):
         ...
 
 
+@runtime_checkable
+class Capturable(Protocol):
+    """A block whose decodes depend on nothing on the host once they are prepared: a CUDA graph can hold
+    them."""
+
+    capturable: bool
+
+
 class Block(Protocol):
     """A block's module. It owns its norm and its residual: what comes in goes on through it."""
 

@@ -4,10 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.base.table import Table
+from ridgeline.blocks.attention import gpu
 from ridgeline.blocks.attention.module import Attention
+from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.module import Mlp
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import Block
 
+
+def _attention(spec: AttentionSpec, parts: Parts) -> Block:
+    if parts.gpu is not None and gpu.fits(spec):
+        return gpu.GpuAttention(spec, parts, parts.gpu)
+    return Attention(spec, parts)
+
+
 # a room's module takes its own room's spec, which a table of all rooms cannot name
-BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {"attention": Attention, "mlp": Mlp})
+BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {"attention": _attention, "mlp": Mlp})

@@ -99,7 +99,7 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     group.add_argument(
-        "--block-tokens", type=count, default=16, metavar="TOKENS", help="tokens of a KV block (16)"
+        "--block-tokens", type=count, metavar="TOKENS", help="tokens of a KV block (16; 64 on a GPU)"
     )
     group.add_argument(
         "--max-num-seqs", type=count, default=64, metavar="N", help="most sequences in a step (64)"
@@ -121,7 +121,9 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
 
 
 def _add_machine_flags(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
+    )
     group.add_argument("--threads", type=count, metavar="N", help="compute threads")
     group.add_argument("--seed", type=int, default=0, help="of requests that bring no seed (0)")
     group.add_argument("--trace-file", metavar="FILE", help="write a JSON line for each step and request")

@@ -16,10 +16,19 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
-from ridgeline.engine.floors import describe, machine_profile, price_of, prices_of, step_key
+from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
-from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
-from ridgeline.engine.sizes import decide_sizes, decide_threads
+from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
+from ridgeline.engine.sizes import (
+    GpuRoom,
+    block_tokens,
+    check_weights,
+    decide_sizes,
+    decide_threads,
+    graph_bytes,
+    step_bytes,
+    step_tokens,
+)
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kv.manager import KVManager
@@ -28,10 +37,11 @@ from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
-from ridgeline.nn.build import build_model
+from ridgeline.nn.build import Model, build_model
 from ridgeline.nn.linear import Weight
 from ridgeline.nn.load import Weights, load_weights
 from ridgeline.nn.progress import told_when_slow
+from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
@@ -60,7 +70,7 @@ class Engine:
     account: Account
     profile: MachineProfile
     loop: Loop
-    executor: LocalExecutor
+    executor: LocalExecutor | GpuExecutor
     trace: Trace | None
     info: Mapping[str, Any]
 
@@ -102,23 +112,20 @@ def build_engine(
             load_format=config.load_format,
             overrides=config.hf_overrides,
         )
-    with startup.phase("kernels"), told_when_slow("compiling the CPU kernels", shown=config.progress):
-        native()  # built here when they are not there yet, so that no other phase takes the blame
-    numerics = choose_numerics(config, checkpoint, startup)
+    gpu = choose_gpu(config, device, startup)
+    if device.type == "cpu":
+        with startup.phase("kernels"), told_when_slow("compiling the CPU kernels", shown=config.progress):
+            native()  # built here when they are not there yet, so that no other phase takes the blame
+    numerics = choose_numerics(config, checkpoint, startup, device)
     with startup.phase("profile"):
-        profile = machine_profile(threads, startup)
+        profile = machine_profile(threads, startup) if device.type == "cpu" else gpu_profile(device, startup)
     whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
     with startup.phase("weights"):
-        weights = load_weights(
-            checkpoint, numerics.policy, device=device, progress=config.progress,
-            cache_dir=cache_dir() / "repacked", seed=config.seed,
-        )  # fmt: skip
-    capacity = _capacity(config, checkpoint.spec, numerics, startup)
+        weights = _weights(config, checkpoint, numerics, device)
     with startup.phase("executor"):
-        model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations)
-        executor = LocalExecutor(
-            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads
-        )
+        model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
+        capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
+        executor = _executor(model, capacity, numerics, device, clock, threads)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache
     )
@@ -147,11 +154,40 @@ def build_engine(
     )
 
 
-def _capacity(config: EngineConfig, spec: ModelSpec, numerics: Numerics, startup: Startup) -> Capacity:
-    layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=config.block_tokens)
+def _weights(
+    config: EngineConfig, checkpoint: Checkpoint, numerics: Numerics, device: torch.device
+) -> Weights:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        size = numerics.activations.itemsize
+        check_weights(checkpoint.spec, element_bytes=size, free_bytes=free, total_bytes=total)
+    return load_weights(
+        checkpoint, numerics.policy, device=device, progress=config.progress,
+        cache_dir=cache_dir() / "repacked", seed=config.seed,
+    )  # fmt: skip
+
+
+def _executor(
+    model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int
+) -> LocalExecutor | GpuExecutor:
+    if model.gpu is None:
+        return LocalExecutor(
+            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads
+        )
+    return GpuExecutor(model, capacity, cache_dtype=numerics.cache, device=device, clock=clock)
+
+
+def _capacity(
+    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
+    startup: Startup,
+) -> Capacity:  # fmt: skip
+    on_gpu = device.type == "cuda"
+    tokens = block_tokens(config, on_gpu=on_gpu)
+    layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=tokens)
     sizes = decide_sizes(
-        config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup
-    )
+        config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
+        room=_gpu_room(config, spec, numerics, weights, device) if on_gpu else None,
+    )  # fmt: skip
     return Capacity(
         layout=layout,
         num_pages=sizes.num_pages,
@@ -161,6 +197,20 @@ def _capacity(config: EngineConfig, spec: ModelSpec, numerics: Numerics, startup
         vocab_size=spec.vocab_size,
         prompt_borders=prompt_borders(spec, sizes.max_model_len),
     )
+
+
+def _gpu_room(
+    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device
+) -> GpuRoom:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    size = numerics.activations.itemsize
+    longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
+    return GpuRoom(
+        total_bytes=total, free_bytes=free, weights_bytes=sum(_held_bytes(weights).values()),
+        step_bytes=step_bytes(spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size),
+        graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
+    )  # fmt: skip
 
 
 def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:
@@ -236,7 +286,9 @@ def _info(
         "kv_cache_bytes": capacity.num_pages * capacity.layout.page_bytes,
         "num_pages": capacity.num_pages,
         "page_bytes": capacity.layout.page_bytes,
-        "block_tokens": config.block_tokens,
+        "block_tokens": min(
+            (group.tokens_per_page for group in capacity.layout.groups if group.tokens_per_page), default=0
+        ),
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
         "policy": config.policy,

@@ -4,13 +4,16 @@ Owns which profile an engine uses: the file of this machine's name, measured now
 choice is said once. Knows no loop.
 """
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.engine.machine import machine_name
-from ridgeline.engine.probe import QUICK, probe_machine
+from ridgeline.engine.probe import QUICK, probe_gpu, probe_machine
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.account import Account
 from ridgeline.ledger.estimate import Estimate
@@ -36,7 +39,17 @@ def machine_profile(threads: int, startup: Startup) -> MachineProfile:
 
     torch must run with that many threads already.
     """
-    name, broken = profile_name(threads), ""
+    return _kept_profile(profile_name(threads), lambda name: probe_machine(name, effort=QUICK), startup)
+
+
+def gpu_profile(device: torch.device, startup: Startup) -> MachineProfile:
+    """The same of a GPU."""
+    slug = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
+    return _kept_profile(slug, lambda name: probe_gpu(name, device), startup)
+
+
+def _kept_profile(name: str, measure: Callable[[str], MachineProfile], startup: Startup) -> MachineProfile:
+    broken = ""
     if profile_path(name).is_file():
         try:
             profile = load_profile(name)
@@ -44,7 +57,7 @@ def machine_profile(threads: int, startup: Startup) -> MachineProfile:
             return profile
         except ConfigError as error:
             broken = f" since {error}"
-    profile = probe_machine(name, effort=QUICK)
+    profile = measure(name)
     try:
         saved = f"saved as {save_profile(profile)}"
     except OSError as error:

@@ -43,7 +43,7 @@ class _Assembled:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         kv_cache_bytes: int | None = None,
-        block_tokens: int = 16,
+        block_tokens: int | None = None,
         prefix_caching: bool = True,
         cache: bool = True,
         policy: str = "fcfs",

@@ -10,12 +10,15 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.engine.machine import bf16_products
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native, why_none
+from ridgeline.kernels.gpu import Gpu, open_gpu
+from ridgeline.kernels.gpu import why_none as why_no_gpu
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.nn.load import Policy, dense
 from ridgeline.quant.format import Packed, Packing
 from ridgeline.quant.packed import Packing32, Scratch
 from ridgeline.spec.block import ParamSpec
 
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -30,16 +33,37 @@ class Numerics:
 
 
 def choose_device(config: EngineConfig, startup: Startup) -> torch.device:
-    """ConfigError for a device that we do not run on."""
-    if config.device not in ("auto", "cpu"):
-        raise ConfigError(f"device {config.device!r} is not there yet: use cpu")
-    startup.choose(
-        "device", "cpu", "as given" if config.device == "cpu" else "the one device that is supported"
-    )
-    return torch.device("cpu")
+    """ConfigError for a device that is not there."""
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {config.device!r} is not known: use auto, cpu or cuda")
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ConfigError("device cuda: torch finds no NVIDIA GPU here (its CPU build never does); use cpu")
+    if config.device == "cpu" or not there:
+        startup.choose("device", "cpu", "as given" if config.device == "cpu" else "torch finds no NVIDIA GPU")
+        return torch.device("cpu")
+    name = torch.cuda.get_device_name(0)
+    startup.choose("device", "cuda", f"{'as given' if config.device == 'cuda' else 'it is there'}: {name}")
+    return torch.device("cuda", 0)
 
 
-def choose_numerics(config: EngineConfig, checkpoint: Checkpoint, startup: Startup) -> Numerics:
+def choose_gpu(config: EngineConfig, device: torch.device, startup: Startup) -> Gpu | None:
+    """The GPU whose kernels run the model; None on a CPU, and where torch has to do it."""
+    if device.type == "cpu":
+        return None
+    reason = why_no_gpu(device)
+    if reason:
+        startup.choose("kernels", "torch", f"{reason}: the slow reference path")
+        return None
+    gpu = open_gpu(device, max_rows=config.max_num_seqs)
+    how = "with programmatic launch" if gpu.programmatic else "one after another"
+    startup.choose("kernels", "triton", how)
+    return gpu
+
+
+def choose_numerics(
+    config: EngineConfig, checkpoint: Checkpoint, startup: Startup, device: torch.device = CPU
+) -> Numerics:
     """ConfigError for a dtype, cache dtype or quantization that is not there."""
     if config.quantization is not None:
         raise ConfigError(f"quantization {config.quantization!r} is not there yet: leave it out")
@@ -49,10 +73,14 @@ def choose_numerics(config: EngineConfig, checkpoint: Checkpoint, startup: Start
         raise ConfigError(
             f"kv_cache_dtype {config.kv_cache_dtype!r} is not there: use auto, {' or '.join(DTYPES)}"
         )
-    policy = _packed(checkpoint, startup) if config.dtype == "auto" else None
-    name = "packed" if policy is not None else "float32" if config.dtype == "auto" else config.dtype
+    policy, name = None, config.dtype
     if config.dtype != "auto":
         startup.choose("dtype", name, "as given")
+    elif device.type == "cuda":
+        name = startup.choose("dtype", "bfloat16", "what a GPU's tensor cores multiply")
+    else:
+        policy = _packed(checkpoint, startup)
+        name = "float32" if policy is None else "packed"
     activations = DTYPES.get(name, torch.float32)
     cache = config.kv_cache_dtype
     if cache == "auto":

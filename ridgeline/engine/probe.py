@@ -19,6 +19,7 @@ from torch import Tensor
 from ridgeline.base.units import MIB
 from ridgeline.engine.machine import this_machine
 from ridgeline.kernels.cpu.native import native
+from ridgeline.kernels.timing import measure_ceilings
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.quant.format import GgufBlocks
 from ridgeline.quant.packed import Packing32
@@ -62,6 +63,17 @@ def probe_machine(name: str, model_bytes: int | None = None, effort: Effort = FU
     return MachineProfile(name=name, threads=threads, memory_bytes=machine.memory_bytes,
                           read_bytes_per_s=max(read_rate(size, effort) for size in sizes),
                           flops_per_s=rates, about=machine.about())
+
+
+def probe_gpu(name: str, device: torch.device) -> MachineProfile:
+    """A GPU's profile, without step tables. Takes 8 GiB of it for a moment."""
+    found = measure_ceilings(device)
+    torch.cuda.empty_cache()
+    about = this_machine().about() | {"gpu": torch.cuda.get_device_name(device)}
+    rates = {"bfloat16": found.flops_s, "float32": found.float32_flops_s}
+    return MachineProfile(name=name, threads=torch.get_num_threads(),
+                          memory_bytes=torch.cuda.get_device_properties(device).total_memory,
+                          read_bytes_per_s=found.read_bytes_s, flops_per_s=rates, about=about)
 
 
 def better(one: MachineProfile, other: MachineProfile) -> MachineProfile:

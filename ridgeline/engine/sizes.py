@@ -11,9 +11,15 @@ from ridgeline.base.units import GIB, format_bytes
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
 from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.model import ModelSpec
 
 CACHE_SHARE = 4  # the KV cache takes at most one part in so many of the memory that is free
 STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192  # fills a GPU's tensor cores; a fifth of a second with 8B weights
+BLOCK_TOKENS, GPU_BLOCK_TOKENS = 16, 64
+_RESERVE = 0.02  # of a GPU, for its libraries and what the allocator loses
+_LOGITS = 4  # times the logits' size: they, and a sampler's work on them
+_ATTENTION_BYTES, _NODE_BYTES = 256 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +31,81 @@ class Sizes:
     num_pages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRoom:
+    """A GPU's memory once the weights are there, in bytes: free, and what of it steps and graphs will
+    take."""
+
+    total_bytes: int
+    weights_bytes: int
+    free_bytes: int
+    step_bytes: int
+    graph_bytes: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """What is left for the KV cache; the rest of RESERVE is the driver's and the allocator's."""
+        return int(self.free_bytes - self.step_bytes - self.graph_bytes - _RESERVE * self.total_bytes)
+
+    def text(self) -> str:
+        total, free, weights, steps, graphs = map(format_bytes, (
+            self.total_bytes, self.free_bytes, self.weights_bytes, self.step_bytes, self.graph_bytes))
+        return (f"of {total} on the GPU {free} are free beside weights of {weights}; steps take {steps} of "
+                f"it, graphs {graphs}")
+
+
+def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
+    """What a step's activations take at most: the widest block's products, the stream, the logits and what
+    sampling makes of them."""
+    widest = max(2 * sum(param.shape[0] for param in block.params() if len(param.shape) == 2)
+                 for layer in spec.layers for _, block in layer.blocks)
+    return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
+            + num_seqs * spec.vocab_size * 4 * _LOGITS)
+
+
+def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:
+    """What decode graphs of up to num_seqs rows take: the memory that they share, and their nodes."""
+    shared = _ATTENTION_BYTES + num_seqs * spec.hidden_size * 32 * element_bytes
+    return shared + _NODE_BYTES * len(spec.layers)
+
+
+def check_weights(spec: ModelSpec, *, element_bytes: int, free_bytes: int, total_bytes: int) -> None:
+    """ConfigError, before anything is loaded, when the weights alone are too large for the GPU."""
+    needed = spec.num_params * element_bytes
+    if needed > free_bytes:
+        raise ConfigError(
+            f"the weights take {format_bytes(needed)} and {format_bytes(free_bytes)} of the GPU's "
+            f"{format_bytes(total_bytes)} are free: free the rest, or run this model with device cpu")
+
+
+def block_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
+    """Tokens of a block: as given, else what the device's kernels read best."""
+    return config.block_tokens or (GPU_BLOCK_TOKENS if on_gpu else BLOCK_TOKENS)
+
+
+def step_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
+    """Tokens of a step when the config does not say, for a cache."""
+    return max(GPU_STEP_TOKENS if on_gpu else STEP_TOKENS, 2 * config.max_num_seqs)
+
+
 def decide_sizes(
-    config: EngineConfig, layout: CacheLayout, *, max_position: int, free_bytes: int, startup: Startup
+    config: EngineConfig, layout: CacheLayout, *, max_position: int, free_bytes: int, startup: Startup,
+    room: GpuRoom | None = None,
 ) -> Sizes:
     """Fill in what the config leaves open.
 
-    free_bytes: memory that is left once the weights are there. Raises ConfigError when the context that is
-    asked for is longer than the model's, or when the cache cannot hold a single block.
+    free_bytes: memory that is left once the weights are there. room: the GPU's, where the cache lies there.
+    Raises ConfigError when the context that is asked for is longer than the model's, or when the cache cannot
+    hold a single block.
     """
     _check(config, max_position)
     wanted = config.max_model_len or max_position
-    cache_bytes = _cache_bytes(config, layout, wanted, free_bytes, startup)
+    if room is None:
+        cache_bytes = _cache_bytes(config, layout, wanted, free_bytes // CACHE_SHARE, startup,
+                                   f"a quarter of the {free_bytes / GIB:.1f} GiB that are free")
+    else:
+        _check_room(config, layout, room)
+        cache_bytes = _cache_bytes(config, layout, wanted, room.cache_bytes, startup, room.text())
     num_pages = cache_bytes // layout.page_bytes
     if num_pages < 1 + layout.pages_for(1):
         least = (1 + layout.pages_for(1)) * layout.page_bytes
@@ -51,10 +121,9 @@ def decide_sizes(
         )
     else:
         max_model_len = startup.choose("max_model_len", wanted, "the model's own context")
-    step_tokens = _step_tokens(config, max_model_len, startup)
     return Sizes(
         max_model_len=max_model_len,
-        max_num_batched_tokens=step_tokens,
+        max_num_batched_tokens=_step_tokens(config, max_model_len, room is not None, startup),
         num_pages=num_pages,
     )
 
@@ -62,7 +131,7 @@ def decide_sizes(
 def _check(config: EngineConfig, max_position: int) -> None:
     if config.max_num_seqs < 1:
         raise ConfigError(f"max_num_seqs is {config.max_num_seqs}: set it to at least 1")
-    if config.block_tokens < 1:
+    if config.block_tokens is not None and config.block_tokens < 1:
         raise ConfigError(f"block_tokens is {config.block_tokens}: set it to at least 1, 16 is usual")
     if config.max_model_len is not None and not 1 < config.max_model_len <= max_position:
         raise ConfigError(
@@ -70,23 +139,33 @@ def _check(config: EngineConfig, max_position: int) -> None:
         )
 
 
+def _check_room(config: EngineConfig, layout: CacheLayout, room: GpuRoom) -> None:
+    least = (1 + layout.pages_for(1)) * layout.page_bytes
+    if room.cache_bytes < least:
+        raise ConfigError(
+            f"{room.text()}: {format_bytes(max(0, room.cache_bytes))} are left for the KV cache, which needs "
+            f"{format_bytes(least)} at least; lower max_num_batched_tokens or max_num_seqs")
+    if config.kv_cache_bytes is not None and config.kv_cache_bytes > room.cache_bytes:
+        raise ConfigError(
+            f"kv_cache_bytes {format_bytes(config.kv_cache_bytes)} do not fit: {room.text()}; "
+            f"set it to at most {room.cache_bytes}")
+
+
 def _cache_bytes(
-    config: EngineConfig, layout: CacheLayout, max_model_len: int, free_bytes: int, startup: Startup
+    config: EngineConfig, layout: CacheLayout, max_model_len: int, most: int, startup: Startup, why: str
 ) -> int:
-    """As given; else what all sequences at full length need, within a share of what is free."""
+    """As given; else what all sequences at full length need, up to `most`, which is `why`."""
     if config.kv_cache_bytes is not None:
         return startup.choose("kv_cache_bytes", config.kv_cache_bytes, "as given")
     every = (layout.pages_for(max_model_len) * config.max_num_seqs + 1) * layout.page_bytes
-    share = free_bytes // CACHE_SHARE
-    if every <= share:
+    if every <= most:
         return startup.choose(
             "kv_cache_bytes", every, f"{config.max_num_seqs} sequences of {max_model_len} tokens"
         )
-    why = f"a quarter of the {free_bytes / GIB:.1f} GiB that are free"
-    return startup.choose("kv_cache_bytes", share // layout.page_bytes * layout.page_bytes, why)
+    return startup.choose("kv_cache_bytes", most // layout.page_bytes * layout.page_bytes, why)
 
 
-def _step_tokens(config: EngineConfig, max_model_len: int, startup: Startup) -> int:
+def _step_tokens(config: EngineConfig, max_model_len: int, on_gpu: bool, startup: Startup) -> int:
     name, given = "max_num_batched_tokens", config.max_num_batched_tokens
     if given is not None:
         return startup.choose(name, given, "as given")
@@ -94,11 +173,10 @@ def _step_tokens(config: EngineConfig, max_model_len: int, startup: Startup) -> 
         return startup.choose(
             name, max(max_model_len, config.max_num_seqs), "without a cache a step holds whole contexts"
         )
-    if 2 * config.max_num_seqs > STEP_TOKENS:
-        return startup.choose(
-            name, 2 * config.max_num_seqs, "half of it for prompts while every sequence decodes"
-        )
-    return startup.choose(name, STEP_TOKENS, "large enough for fast prefill, short enough for steady streams")
+    tokens = step_tokens(config, on_gpu=on_gpu)
+    if tokens == 2 * config.max_num_seqs:
+        return startup.choose(name, tokens, "half of it for prompts while every sequence decodes")
+    return startup.choose(name, tokens, "large enough for fast prefill, short enough for steady streams")
 
 
 def decide_threads(config: EngineConfig, cores: int, *, serving: bool, startup: Startup) -> int:

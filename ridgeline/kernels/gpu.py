@@ -17,7 +17,8 @@ class Gpu:
     """A device that runs the kernels. processors: streaming multiprocessors.
 
     interpret: there is no GPU; Triton's interpreter runs the kernels on the CPU, for tests.
-    programmatic: kernels start while the one before them drains (programmatic dependent launch).
+    programmatic: kernels start while the one before them drains (programmatic dependent launch). max_rows:
+    most rows of a decode step, for which kernels keep locks.
     """
 
     device: torch.device
@@ -25,6 +26,7 @@ class Gpu:
     processors: int
     interpret: bool
     programmatic: bool
+    max_rows: int = 1024
 
     def launch_options(self) -> dict[str, bool]:
         """Keyword arguments of every launch."""
@@ -49,14 +51,15 @@ def why_none(device: torch.device) -> str:
     return ""
 
 
-def open_gpu(device: torch.device, *, programmatic: bool = True) -> Gpu:
+def open_gpu(device: torch.device, *, programmatic: bool = True, max_rows: int = 1024) -> Gpu:
     """The device for the kernels; ConfigError when `why_none`. programmatic: where the GPU can."""
     reason = why_none(device)
     if reason:
         raise ConfigError(f"no GPU kernels: {reason}")
     if device.type == "cpu":
-        return Gpu(device=device, name="interpreter", processors=2, interpret=True, programmatic=False)
+        return Gpu(device=device, name="interpreter", processors=2, interpret=True, programmatic=False,
+                   max_rows=max_rows)
     able = torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
     about = torch.cuda.get_device_properties(device)
     return Gpu(device=device, name=about.name, processors=about.multi_processor_count, interpret=False,
-               programmatic=programmatic and able)
+               programmatic=programmatic and able, max_rows=max_rows)

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.step import Block, CacheRegion, Step
+from ridgeline.blocks.step import Block, CacheRegion, Capturable, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
+from ridgeline.kernels.decode_linear import DecodeLinears
+from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.embed import Embedding, Head
+from ridgeline.nn.gpu import GpuMethod
 from ridgeline.nn.linear import BlockParts, Weight
 from ridgeline.nn.replay import Replay, run_layers
 from ridgeline.spec.cache import CacheLayout
@@ -36,13 +39,21 @@ class Model:
     """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
 
     def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
-                 head: Head) -> None:
+                 head: Head, gpu: Gpu | None = None) -> None:
+        """gpu: whose kernels run it, None for torch's and the CPU's."""
         self.spec = spec
+        self.gpu = gpu
         self._blocks = blocks
         self._embedding = embedding
         self._head = head
         self._modules = [block.module for block in blocks]
         self._replay: Replay | None = None
+
+    @property
+    def capturable(self) -> bool:
+        """True when a CUDA graph can hold the forward of decodes."""
+        return self.gpu is not None and not self.gpu.interpret and all(
+            isinstance(module, Capturable) and module.capturable for module in self._modules)
 
     def bind_cache(self, layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype) -> None:
         """Hand every block its regions of the arena. layout: planned for this spec and the bytes of dtype."""
@@ -65,27 +76,34 @@ class Model:
         return self._head(x_SH, prefill_from)
 
 
-def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype) -> Model:
+def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted.
+
+    gpu: its kernels run the model (plain weights only, on its device). The logits of up to its max_rows rows
+    then share one memory: they last until the next.
 
     weights: every parameter of spec.params() by full name, a float tensor or a packed matrix
     (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
     format. CheckpointError names what is missing.
     """
     weights = {name: w.to(dtype) if isinstance(w, Tensor) else w for name, w in weights.items()}
+    linears = None if gpu is None else DecodeLinears(gpu)
     blocks = []
     for index, layer in enumerate(spec.layers):
         slot = 0
         for name, block in layer.blocks:
-            module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}."))
+            module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}.", linears))
             num_slots = len(block.cache(bytes_per_element=1))
             blocks.append(BuiltBlock(module=module, layer=index, first_slot=slot, num_slots=num_slots))
             slot += num_slots
     ends = BlockParts(weights, "")
     embed = ends.weight("embed.weight")
     head = weights.get("head.weight", embed) if spec.tied_embeddings else ends.weight("head.weight")
+    if linears is not None and isinstance(head, Tensor):
+        out = torch.empty(linears.gpu.max_rows, len(head), dtype=torch.float32, device=head.device)
+        head = GpuMethod(linears, head, out)
     return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
-                 Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor))
+                 Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor), gpu)
 
 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,

@@ -18,6 +18,9 @@ from ridgeline.base.errors import CheckpointError
 from ridgeline.base.table import Table
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.blocks.parts import Linear, LinearAdd
+from ridgeline.kernels.decode_linear import DecodeLinears
+from ridgeline.kernels.gpu import Gpu
+from ridgeline.nn.gpu import GpuMethod
 
 
 @runtime_checkable
@@ -72,8 +75,11 @@ class DenseMethod:
         return functional.linear(x_TK, self.weight_NK)
 
 
-def as_method(weight: Weight) -> LinearMethod:
-    return DenseMethod(weight) if isinstance(weight, Tensor) else weight
+def as_method(weight: Weight, linears: DecodeLinears | None = None) -> LinearMethod:
+    """linears: what multiplies plain matrices, None for torch."""
+    if not isinstance(weight, Tensor):
+        return weight
+    return DenseMethod(weight) if linears is None else GpuMethod(linears, weight)
 
 
 def with_norm(method: LinearMethod, norm_K: Tensor, eps: float) -> Linear:
@@ -92,9 +98,16 @@ def gated(gate_up_TN: Tensor, activation: str) -> Tensor:
 class BlockParts:
     """Parts of one block: weights by their full name under `prefix` ("layers.3.attn.")."""
 
-    def __init__(self, weights: Mapping[str, Weight], prefix: str) -> None:
+    def __init__(self, weights: Mapping[str, Weight], prefix: str,
+                 linears: DecodeLinears | None = None) -> None:
+        """linears: a GPU's, None elsewhere."""
         self._weights = weights
         self._prefix = prefix
+        self._linears = linears
+
+    @property
+    def gpu(self) -> Gpu | None:
+        return None if self._linears is None else self._linears.gpu
 
     def linear(self, name: str) -> Linear:
         method, bias = self._method(name), self._bias(name)
@@ -135,7 +148,7 @@ class BlockParts:
         return weight
 
     def _method(self, name: str) -> LinearMethod:
-        return as_method(self.weight(f"{name}.weight"))
+        return as_method(self.weight(f"{name}.weight"), self._linears)
 
     def _bias(self, name: str) -> Tensor | None:
         """The bias, where the model has one; weights hold what the spec lists and nothing more."""

@@ -6,12 +6,12 @@ Legend: R rows of the plan, T flat tokens.
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
 from ridgeline.runner.rows import Rows
+from ridgeline.runner.stage import stage
 from ridgeline.schedule.plan import PLACEHOLDER, Copies, StepPlan
 from ridgeline.spec.cache import CacheLayout
 
@@ -25,18 +25,18 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
     ends = starts + counts
     row_T = np.repeat(plan.row, counts).astype(np.int64)
     position_T = np.arange(plan.num_tokens) + np.repeat(ends - counts.cumsum(), counts)
+    reach_T, row_R = np.maximum(rows.num_prompt[row_T], position_T + 1), plan.row.astype(np.int64)
     device = rows.last_token.device
-    positions, rows_T = torch.from_numpy(position_T).to(device), torch.from_numpy(row_T).to(device)
-    ids = torch.from_numpy(plan.tokens.astype(np.int64)).to(device)
+    whole = stage(np.stack([position_T, row_T, plan.tokens.astype(np.int64), reach_T]), device)
+    positions, rows_T, ids, reach = whole.unbind()
     unknown = np.flatnonzero(plan.tokens == PLACEHOLDER)
     if len(unknown):
-        ids[torch.from_numpy(unknown)] = rows.last_token[torch.from_numpy(row_T[unknown])]
-    row_R = torch.from_numpy(plan.row.astype(np.int64)).to(device)
+        ids[stage(unknown, device)] = rows.last_token[stage(row_T[unknown], device)]
+    rows_R = stage(row_R, device)
     return Step(
         ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=plan.num_decodes,
-        reach_T=torch.from_numpy(np.maximum(rows.num_prompt[row_T], position_T + 1)).to(device),
-        lengths_S=torch.from_numpy(ends.astype(np.int32)).to(device),
-        groups=tuple(_group(table, group.tokens_per_page, row_R, rows_T, positions)
+        reach_T=reach, lengths_S=stage(ends.astype(np.int32), device),
+        groups=tuple(_group(table, group.tokens_per_page, rows_R, rows_T, positions)
                      for table, group in zip(rows.tables, layout.groups, strict=True)))
 
 

@@ -4,10 +4,17 @@ few leave.
 Legend: S positions, V vocabulary, K best.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.nn.build import Model
 from ridgeline.runner.order import in_blocks, top
+from ridgeline.runner.rows import Rows
+from ridgeline.runner.stage import stage
+from ridgeline.schedule.plan import RowLogprobs, StepPlan
+
+SLICE_BYTES = 32 << 20  # float32 logits of prompt positions held at once
 
 
 def top_logprobs(logits_SV: Tensor, tokens_S: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,3 +33,37 @@ def top_logprobs(logits_SV: Tensor, tokens_S: Tensor, k: int) -> tuple[Tensor, T
     values, ids = top(logits_SBX, max_SB, k) if k > 0 else (taken_S1[:, :0], tokens_S.unsqueeze(1)[:, :0])
     values, ids = torch.cat([taken_S1, values], 1), torch.cat([tokens_S.unsqueeze(1), ids], 1)
     return ids, (values.double() - best_S1.double() - total_S1.log()).float(), ranks_S
+
+
+def row_logprobs(logits_SV: Tensor, tokens_S: Tensor, tops: list[int]) -> list[RowLogprobs]:
+    """One RowLogprobs a row, each cut to its own number of top tokens."""
+    ids, values, ranks = top_logprobs(logits_SV, tokens_S, max(tops))
+    ids_np, values_np = ids.cpu().numpy().astype(np.int32), values.cpu().numpy().astype(np.float32)
+    return [RowLogprobs(token_ids=ids_np[i, : k + 1], logprobs=values_np[i, : k + 1], rank=rank)
+            for i, (k, rank) in enumerate(zip(tops, ranks.tolist()))]
+
+
+class PromptScores:
+    """Log-probabilities of prompts, for the rows that asked for them."""
+
+    def __init__(self, model: Model, rows: Rows, vocab_size: int) -> None:
+        self._model = model
+        self._rows = rows
+        self._at_once = max(1, SLICE_BYTES // (4 * vocab_size))
+
+    def of(self, plan: StepPlan, place: int, x_CH: Tensor) -> list[tuple[int, RowLogprobs]]:
+        """Of the prompt positions that this chunk's hidden states predict and that are still owed."""
+        row, start = int(plan.row[place]), int(plan.start[place])
+        request = self._rows.request(row)
+        if request.params.prompt_logprobs is None:
+            return []
+        first = max(start + 1, int(self._rows.logprobs_from[row]))
+        end = min(start + len(x_CH), len(request.prompt) - 1) + 1
+        found: list[RowLogprobs] = []
+        for low in range(first, end, self._at_once):
+            high = min(low + self._at_once, end)
+            logits_SV = self._model.logits(x_CH[low - 1 - start: high - 1 - start], 0)
+            targets_S = stage(request.prompt[low:high].astype(np.int64), x_CH.device)
+            found += row_logprobs(logits_SV, targets_S, [request.params.prompt_logprobs] * (high - low))
+        self._rows.logprobs_from[row] = max(first, end)
+        return list(zip(range(first, end), found))

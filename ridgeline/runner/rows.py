@@ -7,23 +7,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.runner.stage import stage
 from ridgeline.schedule.plan import RowStart, TableDelta
 from ridgeline.spec.cache import CacheGroup, CacheLayout
 
 
 class Rows:
-    """State of `num_rows` runner rows.
+    """State of `num_rows` runner rows, and on the device of one more, `spare`, that no request ever has.
 
-    tables: one int32 [num_rows, pages] a cache group. last_token int64 [num_rows]: the token sampled last,
-    on the device, for plans that say PLACEHOLDER. num_prompt: on the host, [num_rows]. logprobs_from: first
-    position whose prompt log-probability is still owed.
+    table int32 [num_rows + 1, pages of all groups]; tables: each group's columns of it. last_token int64
+    [num_rows + 1]: the token sampled last, on the device, for plans that say PLACEHOLDER. num_prompt: on the
+    host, [num_rows]. logprobs_from: first position whose prompt log-probability is still owed.
     """
 
     def __init__(self, layout: CacheLayout, num_rows: int, max_model_len: int, device: torch.device) -> None:
-        self.tables = tuple(
-            torch.zeros(num_rows, _table_width(group, max_model_len), dtype=torch.int32, device=device)
-            for group in layout.groups)
-        self.last_token = torch.zeros(num_rows, dtype=torch.long, device=device)
+        widths = [_table_width(group, max_model_len) for group in layout.groups]
+        self.spare = num_rows
+        self.table = torch.zeros(num_rows + 1, sum(widths), dtype=torch.int32, device=device)
+        self.tables = self.table.split(widths, 1)
+        self.last_token = torch.zeros(num_rows + 1, dtype=torch.long, device=device)
         self.num_prompt: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.logprobs_from: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._starts: list[RowStart | None] = [None] * num_rows
@@ -38,8 +40,8 @@ class Rows:
         """Write the new block-table entries."""
         for table, news in zip(self.tables, tables, strict=True):
             if len(news.row):
-                where = torch.from_numpy(news.row).long(), torch.from_numpy(news.index).long()
-                table[where] = torch.from_numpy(news.page).to(table.device)
+                row, index, page = stage(np.stack([news.row, news.index, news.page]), table.device)
+                table[row, index] = page
 
     def request(self, row: int) -> RowStart:
         """What the row's request asked for."""

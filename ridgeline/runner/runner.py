@@ -28,14 +28,13 @@ from ridgeline.base.clock import Clock
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.inputs import build_step, select
-from ridgeline.runner.logprobs import top_logprobs
+from ridgeline.runner.logprobs import PromptScores, row_logprobs
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.sampler import Sampler
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, StepPlan, StepResult
 
 Places = NDArray[np.int64]
-SLICE_BYTES = 32 << 20  # float32 logits of prompt positions held at once
 NOT_FINITE = "the model's numbers for this request are not finite (NaN or Inf in its weights or activations)"
 
 
@@ -80,6 +79,7 @@ class LocalExecutor:
         self._cache = PageCache(capacity.layout, capacity.num_pages, device)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
+        self._scores = PromptScores(model, self._rows, capacity.vocab_size)
         self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
         self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (threads,))
         self._flying: deque[tuple[int, Future[StepResult]]] = deque()
@@ -119,9 +119,9 @@ class LocalExecutor:
             outcome = _Outcome(hidden_RH=torch.empty(0))
             self._take_news(plan, outcome)
             everyone = outcome.unbroken(np.arange(plan.num_rows))
-            _isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
+            isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
-            _isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
+            isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
         return outcome.result(plan, started_s, self._clock.now())
 
     def _take_news(self, plan: StepPlan, outcome: _Outcome) -> None:
@@ -147,7 +147,7 @@ class LocalExecutor:
         outcome.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
         first = part.num_decodes  # a decode predicts no token of its prompt
         for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
-            found = self._prompt_logprobs(plan, place, x_TH[first: first + count])
+            found = self._scores.of(plan, place, x_TH[first: first + count])
             if found and place not in outcome.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
@@ -169,50 +169,26 @@ class LocalExecutor:
                  if (k := self._rows.request(row).params.logprobs) is not None
                  and int(places[i]) in outcome.tokens]
         if asked:
-            found = _logprobs(logits_SV[[i for i, _ in asked]], out.tokens_S[[i for i, _ in asked]],
-                              [k for _, k in asked])
+            found = row_logprobs(logits_SV[[i for i, _ in asked]], out.tokens_S[[i for i, _ in asked]],
+                                 [k for _, k in asked])
             outcome.logprobs.update({int(places[i]): [one] for (i, _), one in zip(asked, found)})
 
-    def _prompt_logprobs(self, plan: StepPlan, place: int, x_CH: Tensor) -> list[tuple[int, RowLogprobs]]:
-        """Of the prompt positions that this chunk's hidden states predict and that are still owed."""
-        row, start = int(plan.row[place]), int(plan.start[place])
-        request = self._rows.request(row)
-        if request.params.prompt_logprobs is None:
-            return []
-        first = max(start + 1, int(self._rows.logprobs_from[row]))
-        end = min(start + len(x_CH), len(request.prompt) - 1) + 1
-        found: list[RowLogprobs] = []
-        step = max(1, SLICE_BYTES // (4 * self._capacity.vocab_size))
-        for low in range(first, end, step):
-            high = min(low + step, end)
-            logits_SV = self._model.logits(x_CH[low - 1 - start: high - 1 - start], 0)
-            targets_S = torch.from_numpy(request.prompt[low:high].astype(np.int64)).to(x_CH.device)
-            found += _logprobs(logits_SV, targets_S, [request.params.prompt_logprobs] * (high - low))
-        self._rows.logprobs_from[row] = max(first, end)
-        return list(zip(range(first, end), found))
 
-
-def _logprobs(logits_SV: Tensor, tokens_S: Tensor, tops: list[int]) -> list[RowLogprobs]:
-    """One RowLogprobs a row, each cut to its own number of top tokens."""
-    ids, values, ranks = top_logprobs(logits_SV, tokens_S, max(tops))
-    ids_np, values_np = ids.cpu().numpy().astype(np.int32), values.cpu().numpy().astype(np.float32)
-    return [RowLogprobs(token_ids=ids_np[i, : k + 1], logprobs=values_np[i, : k + 1], rank=rank)
-            for i, (k, rank) in enumerate(zip(tops, ranks.tolist()))]
-
-
-def _isolate(places: Places, run: Callable[[Places], None], errors: dict[int, str]) -> None:
+def isolate(places: Places, run: Callable[[Places], None], errors: dict[int, str]) -> None:
     """Run all places together; when that raises, halve until the rows that cannot run stand alone."""
     if not len(places):
         return
     try:
         run(places)
+        return
     except Exception as error:  # whatever a row breaks on, the others must go on
-        if len(places) == 1:
-            errors[int(places[0])] = _text(error)
-            return
-        middle = len(places) // 2
-        _isolate(places[:middle], run, errors)
-        _isolate(places[middle:], run, errors)
+        reason = _text(error)  # and not the error, which holds on to the memory of what broke
+    if len(places) == 1:
+        errors[int(places[0])] = reason
+        return
+    middle = len(places) // 2
+    isolate(places[:middle], run, errors)
+    isolate(places[middle:], run, errors)
 
 
 def _text(error: Exception) -> str:

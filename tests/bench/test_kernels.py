@@ -13,7 +13,7 @@ from ridgeline.kernels.decode_linear.tuning import LinearShape
 from ridgeline.kernels.timing import Ceilings
 from ridgeline.models.checkpoint import open_shape
 
-CEILINGS = Ceilings(read_bytes_s=4e12, copy_bytes_s=3.6e12, flops_s=8e14)
+CEILINGS = Ceilings(read_bytes_s=4e12, copy_bytes_s=3.6e12, flops_s=8e14, float32_flops_s=5e13)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

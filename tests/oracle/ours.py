@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.kernels.gpu import Gpu
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.nn.build import build_model
 from ridgeline.nn.load import dense, load_weights
@@ -18,47 +19,50 @@ BLOCK_TOKENS = 8  # the fused decode kernel takes whole eights
 
 
 class Ours:
-    """One checkpoint, loaded in float32."""
+    """One checkpoint, loaded in float32 or another dtype, on the CPU or, with a GPU's kernels, there."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, gpu: Gpu | None = None) -> None:
         checkpoint = open_checkpoint(path)
         self.spec = checkpoint.spec
-        self.weights = load_weights(checkpoint, dense(torch.float32))
+        self.dtype, self.gpu = dtype, gpu
+        self.device = torch.device("cpu") if gpu is None else gpu.device
+        self.weights = load_weights(checkpoint, dense(dtype), device=self.device)
 
     def logits(self, ids: list[int], chunks: list[int] | None = None) -> Tensor:
         """[tokens, vocabulary] of one text, fed in pieces of so many tokens (whole by default), fresh cache.
 
         A piece of one token takes the decode road.
         """
-        layout = plan_layout(self.spec.cache(4), block_tokens=BLOCK_TOKENS)
+        layout = plan_layout(self.spec.cache(self.dtype.itemsize), block_tokens=BLOCK_TOKENS)
         num_pages = sum(-(-len(ids) // group.tokens_per_page) for group in layout.groups) + 1
-        cache = PageCache(layout, num_pages, torch.device("cpu"))
+        cache = PageCache(layout, num_pages, self.device)
         cache.arena.fill_(0x7F)  # floats of 0x7f7f7f7f: a read of an unwritten place shows
-        model = build_model(self.spec, self.weights, torch.float32)
-        model.bind_cache(layout, cache.region, torch.float32)
+        model = build_model(self.spec, self.weights, self.dtype, self.gpu)
+        model.bind_cache(layout, cache.region, self.dtype)
         pages, tables = np.random.default_rng(0).permutation(np.arange(1, num_pages)).tolist(), []
         for group in layout.groups:
             count = -(-len(ids) // group.tokens_per_page)
-            tables.append(torch.tensor([[pages.pop() for _ in range(count)]], dtype=torch.int32))
+            mine = [[pages.pop() for _ in range(count)]]
+            tables.append(torch.tensor(mine, dtype=torch.int32, device=self.device))
         out, start = [], 0
         for size in chunks or [len(ids)]:
-            positions = torch.arange(start, start + size)
+            positions = torch.arange(start, start + size, device=self.device)
             groups = []
             for group, table in zip(layout.groups, tables, strict=True):
                 page = table[0, positions // group.tokens_per_page].long()
                 slots = page * group.tokens_per_page + positions % group.tokens_per_page
                 groups.append(GroupStep(table_SP=table, slots_T=slots))
             step = Step(
-                ids_T=torch.tensor(ids[start : start + size]),
+                ids_T=torch.tensor(ids[start : start + size], device=self.device),
                 positions_T=positions,
-                reach_T=torch.full((size,), len(ids)),
-                lengths_S=torch.tensor([start + size], dtype=torch.int32),
+                reach_T=torch.full((size,), len(ids), device=self.device),
+                lengths_S=torch.tensor([start + size], dtype=torch.int32, device=self.device),
                 starts=np.array([start]),
                 counts=np.array([size]),
                 num_decodes=int(size == 1),
                 groups=tuple(groups),
             )
-            out.append(model.logits(model.forward(step), prefill_from=int(size == 1)))
+            out.append(model.logits(model.forward(step), prefill_from=int(size == 1)).cpu())
             start += size
         assert start == len(ids)
         return torch.cat(out)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.clock import WallClock
+from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.build import build_model
+from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import (
@@ -41,7 +43,10 @@ class Feed:
 
 @dataclass(kw_only=True)
 class Hand:
-    """Plays the scheduler. Pages are handed out in an order that leaves no sequence contiguous."""
+    """Plays the scheduler. Pages are handed out in an order that leaves no sequence contiguous.
+
+    gpu: its kernels run the model, in a GpuExecutor; graphs: of it.
+    """
 
     spec: ModelSpec
     weights: dict[str, Tensor]
@@ -50,16 +55,24 @@ class Hand:
     block_tokens: int = 4
     dtype: torch.dtype = torch.float32
     max_step_tokens: int = 4096
-    executor: LocalExecutor = field(init=False)
+    gpu: Gpu | None = None
+    graphs: bool = True
+    executor: LocalExecutor | GpuExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         layout = plan_layout(self.spec.cache(self.dtype.itemsize), block_tokens=self.block_tokens)
         self.capacity = Capacity(layout=layout, num_pages=self.num_pages, num_rows=self.num_rows,
                                  max_step_tokens=self.max_step_tokens, max_model_len=self.spec.max_position,
                                  vocab_size=self.spec.vocab_size)
-        self.model = build_model(self.spec, self.weights, self.dtype)
-        self.executor = LocalExecutor(self.model, self.capacity, cache_dtype=self.dtype,
-                                      device=torch.device("cpu"), clock=WallClock(), threads=1)
+        device = torch.device("cpu") if self.gpu is None else self.gpu.device
+        weights = {name: weight.to(device) for name, weight in self.weights.items()}
+        self.model = build_model(self.spec, weights, self.dtype, self.gpu)
+        if self.gpu is None:
+            self.executor = LocalExecutor(self.model, self.capacity, cache_dtype=self.dtype, device=device,
+                                          clock=WallClock(), threads=1)
+        else:
+            self.executor = GpuExecutor(self.model, self.capacity, cache_dtype=self.dtype, device=device,
+                                        clock=WallClock(), graphs=self.graphs)
         self.free = np.random.default_rng(1).permutation(np.arange(1, self.num_pages)).tolist()
         self.tables: list[dict[int, list[int]]] = [{} for _ in layout.groups]
         self.news: list[list[tuple[int, int, int]]] = [[] for _ in layout.groups]

@@ -12,6 +12,8 @@ from ridgeline.blocks.step import CacheRegion, Step
 class Mlp:
     """x + down(act(gate(norm(x))) * up(norm(x)))."""
 
+    capturable = True
+
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         self._gate_up = parts.gated_linear("norm", "gate_up", spec.norm_eps, spec.activation)
         self._down = parts.linear_add("down")

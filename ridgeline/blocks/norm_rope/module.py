@@ -19,13 +19,15 @@ from ridgeline.blocks.norm_rope.reference import (
     pair_exponents,
 )
 from ridgeline.blocks.norm_rope.spec import RopeSpec
+from ridgeline.kernels.step_ends import angles
 
 
 class Rotation:
-    """Angles of one RopeSpec on one device."""
+    """Angles of one RopeSpec on one device. kernel: by the GPU's kernel, where no length scales them."""
 
-    def __init__(self, spec: RopeSpec, device: torch.device) -> None:
+    def __init__(self, spec: RopeSpec, device: torch.device, *, kernel: bool = False) -> None:
         self._spec = spec
+        self._kernel = kernel and spec.kind not in ("longrope", "dynamic")
         self._factor = attention_factor(spec)
         original = spec.original_max_position or spec.max_position
         self._plain = frequencies(spec).to(device)
@@ -35,8 +37,10 @@ class Rotation:
 
     def tables(self, positions_T: Tensor, reach_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos_TR and sin_TR for `rotate`, float32; the first half of the sines is negated."""
-        angles = positions_T.float()[:, None] * self._frequencies(reach_T)
-        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        if self._kernel:
+            return angles(positions_T, self._plain, self._factor)
+        turned = positions_T.float()[:, None] * self._frequencies(reach_T)
+        cos, sin = turned.cos() * self._factor, turned.sin() * self._factor
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _frequencies(self, reach_T: Tensor) -> Tensor:

@@ -84,15 +84,22 @@ def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim:
     return replace(tile, programs=max(1, min(tile.programs, _SHARED_BYTES // shared)), warps=min(warps, 8))
 
 
-def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -> str:
-    """Why the kernel cannot serve these pages; "" when it can."""
-    groups, dim = keys_NPGD.shape[2:]
+def unfit_heads(num_heads: int, kv_heads: int, dim: int, rotary: int) -> str:
+    """Why the kernel cannot serve heads of this geometry; "" when it can."""
     if dim % 16 or not 16 <= dim <= MAX_DIM:
         return f"a head of {dim} is no multiple of 16 up to {MAX_DIM}"
-    if num_heads % groups or num_heads // groups > MAX_GROUP:
-        return f"{num_heads} query heads do not share {groups} KV heads by at most {MAX_GROUP}"
+    if num_heads % kv_heads or num_heads // kv_heads > MAX_GROUP:
+        return f"{num_heads} query heads do not share {kv_heads} KV heads by at most {MAX_GROUP}"
     if rotary % 2 or rotary > dim:
         return f"{rotary} of {dim} elements cannot turn in pairs"
+    return ""
+
+
+def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -> str:
+    """Why the kernel cannot serve these pages; "" when it can."""
+    reason = unfit_heads(num_heads, keys_NPGD.shape[2], keys_NPGD.shape[3], rotary)
+    if reason:
+        return reason
     if keys_NPGD.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"a cache of {keys_NPGD.dtype} is not supported"
     if keys_NPGD.stride() != values_NPGD.stride() or keys_NPGD.stride(3) != 1:

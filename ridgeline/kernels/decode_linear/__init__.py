@@ -15,6 +15,7 @@ from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShap
 from ridgeline.kernels.gpu import Gpu
 
 _LATE, _EARLY = 1, 2  # PDL of triton.py
+_GATED = 2048  # outputs of a program that gates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class Call:
 
     x_MK: rows of stride 1. weight: contiguous, [N, K], or [2 N, K] when gated: gate's rows, then up's, and f
     is silu(gate) * up. norm_K, eps: an RMS norm of x. bias: one entry a row of weight. residual_MN: rows of
-    stride 1.
+    stride 1. out_MN: where the result goes, in its dtype; None for new memory in the residual's or x's.
     """
 
     x_MK: Tensor
@@ -33,6 +34,7 @@ class Call:
     gated: bool = False
     bias: Tensor | None = None
     residual_MN: Tensor | None = None
+    out_MN: Tensor | None = None
 
     @property
     def shape(self) -> LinearShape:
@@ -41,8 +43,17 @@ class Call:
 
     def reference(self) -> Tensor:
         """The same by torch."""
-        return linear_reference(self.x_MK, self.weight, norm_K=self.norm_K, eps=self.eps, gated=self.gated,
+        made = linear_reference(self.x_MK, self.weight, norm_K=self.norm_K, eps=self.eps, gated=self.gated,
                                 bias=self.bias, residual_MN=self.residual_MN)
+        return made if self.out_MN is None else self.out_MN.copy_(made)
+
+    def out(self) -> Tensor:
+        """Memory for the result."""
+        like = self.x_MK if self.residual_MN is None else self.residual_MN
+        if self.out_MN is not None:
+            assert self.out_MN.stride(1) == 1
+            return self.out_MN
+        return torch.empty(len(self.x_MK), self.shape.n, dtype=like.dtype, device=like.device)
 
 
 class DecodeLinears:
@@ -50,7 +61,7 @@ class DecodeLinears:
 
     def __init__(self, gpu: Gpu, tuning: Tuning | None = None) -> None:
         """tuning: None for what is known of this GPU."""
-        self._gpu = gpu
+        self.gpu = gpu
         self.tuning = tuning_for(gpu.name) if tuning is None else tuning
         self.locks = torch.zeros(MAX_TILES, dtype=torch.int32, device=gpu.device)
 
@@ -66,11 +77,10 @@ class DecodeLinears:
         x_MK, weight = call.x_MK, call.weight
         assert x_MK.stride(1) == 1 and weight.is_contiguous(), "rows of stride 1"
         if choice.form == "torch":
-            return call.reference()
+            return self._large(call)
         if call.norm_K is not None and choice.norm_apart:
             call = replace(call, x_MK=self.norm(x_MK, call.norm_K, call.eps), norm_K=None)
-        like = x_MK if call.residual_MN is None else call.residual_MN
-        out_MN = torch.empty(len(x_MK), call.shape.n, dtype=like.dtype, device=x_MK.device)
+        out_MN = call.out()
         if choice.form == "gemv":
             self._gemv(call, choice, out_MN)
         else:
@@ -84,11 +94,36 @@ class DecodeLinears:
         rows, k = x_MK.shape
         out_MK = torch.empty(rows, k, dtype=x_MK.dtype, device=x_MK.device)
         rms_norm_kernel[(rows,)](x_MK, norm_K, out_MK, eps, x_MK.stride(0), k, 1 << (k - 1).bit_length(),
-                                 self._pdl(False), num_warps=4, **self._gpu.launch_options())
+                                 self._pdl(False), num_warps=4, **self.gpu.launch_options())
         return out_MK
 
+    def _large(self, call: Call) -> Tensor:
+        """The product by cuBLAS; the norm before it and the gate after it are a kernel each."""
+        if self.gpu.interpret or call.bias is not None:
+            return call.reference()
+        x_MK, weight_KN, out_MN = call.x_MK, call.weight.t(), call.out_MN
+        if call.norm_K is not None:
+            x_MK = self.norm(x_MK, call.norm_K, call.eps)
+        if call.gated:
+            return self._gate(torch.mm(x_MK, weight_KN), call)
+        if call.residual_MN is not None:
+            made = torch.addmm(call.residual_MN, x_MK, weight_KN)
+            return made if out_MN is None else out_MN.copy_(made)
+        if out_MN is None or out_MN.dtype == x_MK.dtype:
+            return torch.mm(x_MK, weight_KN, out=out_MN)
+        return torch.ops.aten.mm.dtype_out(x_MK, weight_KN, out_MN.dtype, out=out_MN)
+
+    def _gate(self, y: Tensor, call: Call) -> Tensor:
+        """silu(first half) * second half."""
+        from ridgeline.kernels.decode_linear.triton import silu_mul_kernel
+
+        out_MN, n = call.out(), call.shape.n
+        assert out_MN.is_contiguous() and call.residual_MN is None
+        silu_mul_kernel[(len(y), -(-n // _GATED))](y, out_MN, y.stride(0), n, _GATED)
+        return out_MN
+
     def _pdl(self, early: bool) -> int:
-        return (_EARLY if early else _LATE) if self._gpu.programmatic else 0
+        return (_EARLY if early else _LATE) if self.gpu.programmatic else 0
 
     def _gemv(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
         from ridgeline.kernels.decode_linear.triton import gemv_kernel
@@ -100,7 +135,7 @@ class DecodeLinears:
             call.eps, shape.k, choice.block_n, choice.block_k, shape.norm, shape.gated,
             call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
             num_warps=choice.warps,
-            **self._gpu.launch_options())
+            **self.gpu.launch_options())
 
     def _tiles(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
         from ridgeline.kernels.decode_linear.triton import dot_kernel, tma_kernel
@@ -115,8 +150,8 @@ class DecodeLinears:
         out_args = (part, self.locks, rows, shape.n)
         tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split)
         ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
-                self._gpu.interpret)
-        options = {"num_warps": choice.warps, "num_stages": choice.stages, **self._gpu.launch_options()}
+                self.gpu.interpret)
+        options = {"num_warps": choice.warps, "num_stages": choice.stages, **self.gpu.launch_options()}
         if choice.form == "tma" and _can_describe(x) and _can_describe(call.weight):
             from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -1,0 +1,141 @@
+"""The attention block on a GPU: decodes through the split-KV kernel, prompt chunks through torch's attention.
+
+Owns how a page lies there: [2 (key, value), G, tokens_per_page, D], which the decode kernel reads fastest.
+What decodes run depends on nothing on the host, so that a CUDA graph can hold it. Knows no weight format.
+
+Legend: T tokens, S decode rows, H hidden, M query heads, G KV heads, D head width, E = (M + 2 G) D, K keys.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.attention.chunks import Chunks, attend_chunks, plan_chunks
+from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.norm_rope.module import Rotation
+from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.step import CacheRegion, Step
+from ridgeline.kernels.decode_attention import DecodeAttention, Plan, Rows, unfit_heads
+from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.rotate_write import rotate_write
+
+
+def fits(spec: AttentionSpec) -> bool:
+    """True when the kernels serve heads of this geometry."""
+    return not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShared:
+    """Once a step for all layers of a share key: the decodes' plan, and what the chunks after them need."""
+
+    decodes: Plan | None
+    chunks: Chunks | None
+    cos_TR: Tensor
+    sin_TR: Tensor
+    slots_T: Tensor
+
+
+class GpuAttention:
+    """x + out(attend(rope(qk_norm(qkv(norm(x)))))). The first num_decodes tokens are rows of their own."""
+
+    capturable = True
+
+    def __init__(self, spec: AttentionSpec, parts: Parts, gpu: Gpu) -> None:
+        self._spec = spec
+        self._qkv = parts.norm_linear("norm", "qkv", spec.norm_eps)
+        self._out = parts.linear_add("out")
+        self._rotation = Rotation(spec.rope, gpu.device, kernel=True)
+        self._attend = DecodeAttention(gpu, max_rows=gpu.max_rows, max_kv_heads=spec.num_kv_heads)
+        self._q_norm = parts.tensor("q_norm.weight") if spec.qk_norm else None
+        self._k_norm = parts.tensor("k_norm.weight") if spec.qk_norm else None
+
+    def bind(self, regions: Sequence[CacheRegion]) -> None:
+        (region,) = regions
+        self._group = region.group
+        pages = region.bytes_NB.view(region.dtype)
+        pages_N2GPD = pages.unflatten(1, (2, self._spec.num_kv_heads, region.tokens_per_page, -1))
+        self._keys, self._values = pages_N2GPD.transpose(2, 3).unbind(1)
+
+    def share_key(self) -> Hashable:
+        spec = self._spec
+        return (
+            "attention",
+            self._group,
+            spec.rope,
+            spec.window_tokens,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+
+    def prepare(self, step: Step) -> GpuShared:
+        spec, first = self._spec, step.num_decodes
+        group, plan, chunks = step.groups[self._group], None, None
+        cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
+        if first:
+            rows = Rows(
+                lens_S=step.lengths_S[:first],
+                table_SX=group.table_SP[:first],
+                cos_SR=cos_TR[:first],
+                sin_SR=sin_TR[:first],
+            )
+            plan = self._attend.plan(
+                rows, self._keys, self._values, num_heads=spec.num_heads, window=spec.window_tokens
+            )
+        if first < step.num_tokens:
+            chunks = plan_chunks(step, group, self._keys.shape[1], spec.window_tokens)
+        return GpuShared(
+            decodes=plan,
+            chunks=chunks,
+            cos_TR=cos_TR[first:],
+            sin_TR=sin_TR[first:],
+            slots_T=group.slots_T[first:],
+        )
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
+        assert isinstance(shared, GpuShared)
+        first = step.num_decodes
+        qkv_TE, parts = self._qkv(x_TH, first), []
+        if shared.decodes is not None:
+            parts.append(
+                self._attend(
+                    qkv_TE[:first],
+                    self._keys,
+                    self._values,
+                    shared.decodes,
+                    scale=self._spec.scale,
+                    q_norm=self._q_norm,
+                    k_norm=self._k_norm,
+                    eps=self._spec.norm_eps,
+                )
+            )
+        if shared.chunks is not None:
+            parts.append(self._chunks(qkv_TE[first:], shared, shared.chunks))
+        return self._out(parts[0] if len(parts) == 1 else torch.cat(parts), x_TH, first)
+
+    def _chunks(self, qkv_TE: Tensor, shared: GpuShared, chunks: Chunks) -> Tensor:
+        spec = self._spec
+        rotate_write(
+            qkv_TE,
+            self._keys,
+            self._values,
+            shared.slots_T,
+            shared.cos_TR,
+            shared.sin_TR,
+            num_heads=spec.num_heads,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            eps=spec.norm_eps,
+        )
+        return attend_chunks(
+            qkv_TE.unflatten(1, (-1, spec.head_dim)),
+            self._keys,
+            self._values,
+            chunks,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            window=spec.window_tokens,
+        )

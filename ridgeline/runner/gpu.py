@@ -1,0 +1,255 @@
+"""GpuExecutor: runs plans on a GPU, launched by the caller one step ahead of what the GPU does.
+
+Charter:
+  1. A request's state sits in a fixed row on the GPU; a step gathers, nothing moves.
+  2. begin() only launches: inputs go up from pinned memory that nobody writes again, sampled tokens stay on
+  the GPU
+     for the next step, results start their way back. finish() waits for one event.
+  3. Steps of decodes alone are one CUDA graph; steps with prompts go kernel by kernel.
+  4. Rows that the graph's greedy choice does not serve are sampled from its logits, before the next step
+  starts. 5. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it
+  goes; rows
+     whose numbers are not finite are found on the GPU and reported with the result.
+  6. A step's time is the GPU's own, between two events.
+
+Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
+hidden.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.base.clock import Clock
+from ridgeline.base.errors import EngineDeadError
+from ridgeline.kernels.step_ends import greedy
+from ridgeline.nn.build import Model
+from ridgeline.runner.cache import PageCache
+from ridgeline.runner.graphs import DecodeGraphs
+from ridgeline.runner.inputs import build_step, select
+from ridgeline.runner.logprobs import PromptScores, row_logprobs
+from ridgeline.runner.rows import Rows
+from ridgeline.runner.runner import NOT_FINITE, Places, isolate
+from ridgeline.runner.sampler import Sampler
+from ridgeline.runner.stage import retrieve, stage
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, RowStart, StepPlan, StepResult
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A step on its way. out_2R: on the host once `ended` is reached: tokens, and 1 for a row that is not
+    finite. sampled: places that have a token there."""
+
+    plan: StepPlan
+    ticket: int
+    begun: torch.cuda.Event
+    ended: torch.cuda.Event
+    out_2R: Tensor
+    sampled: Places
+    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+
+    def result(self, started_s: float, finished_s: float) -> StepResult:
+        plan, out_2R = self.plan, self.out_2R.numpy()[:, : self.plan.num_rows]
+        failed, num_new = out_2R[1].astype(np.uint8), np.zeros(plan.num_rows, np.int32)
+        if failed.any():
+            self.errors |= dict.fromkeys(
+                set(np.flatnonzero(failed).tolist()) - self.errors.keys(), NOT_FINITE
+            )
+        if self.errors:
+            failed[list(self.errors)] = 1
+        num_new[self.sampled] = 1
+        num_new[failed != 0] = 0
+        return StepResult(
+            step=plan.step,
+            num_new=num_new,
+            tokens=out_2R[0][num_new != 0].copy(),
+            failed=failed,
+            errors=self.errors,
+            logprobs={place: one for place, one in self.logprobs.items() if not failed[place]},
+            prompt_logprobs={place: one for place, one in self.prompt_logprobs.items() if not failed[place]},
+            returned_tickets=plan.copies.ticket,
+            started_s=started_s,
+            finished_s=finished_s,
+        )
+
+
+class GpuExecutor:
+    """An Executor over one Model whose kernels run on a GPU. Binds the model to an arena of its own."""
+
+    max_in_flight = 2
+
+    def __init__(
+        self,
+        model: Model,
+        capacity: Capacity,
+        *,
+        cache_dtype: torch.dtype,
+        device: torch.device,
+        clock: Clock,
+        graphs: bool = True,
+    ) -> None:
+        """capacity.layout: planned for the model's spec at cache_dtype's bytes. graphs=False: kernel by
+        kernel, the slow twin."""
+        self._model = model
+        self._capacity = capacity
+        self._device = device
+        self._clock = clock
+        self._cache = PageCache(capacity.layout, capacity.num_pages, device)
+        model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
+        self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
+        self._scores = PromptScores(model, self._rows, capacity.vocab_size)
+        self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
+        self._choosy = np.zeros(capacity.num_rows, np.bool_)  # rows that the greedy choice does not serve
+        self._graphs = (
+            DecodeGraphs(model, self._rows, max_rows=capacity.num_rows)
+            if graphs and model.capturable
+            else None
+        )
+        self._flying: deque[_Flight] = deque()
+        self._next_ticket = 0
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def begin(self, plan: StepPlan, now: float) -> int:
+        """Launch a step; returns its ticket."""
+        assert len(self._flying) < self.max_in_flight, "too many steps in flight"
+        assert plan.num_tokens <= self._capacity.max_step_tokens and not plan.draft.any()
+        flight = _Flight(
+            plan=plan,
+            ticket=self._next_ticket,
+            begun=torch.cuda.Event(enable_timing=True),
+            ended=torch.cuda.Event(enable_timing=True),
+            out_2R=torch.empty(0),
+            sampled=np.flatnonzero(plan.sample != SAMPLE_NONE),
+        )
+        with torch.inference_mode():
+            flight.begun.record()
+            self._take_news(plan)
+            if self._graphs is not None and plan.num_rows == plan.num_decodes:
+                out_2R = self._decode(self._graphs, flight)
+            else:
+                out_2R = self._mixed(flight)
+            flight.out_2R = retrieve(out_2R)
+            flight.ended.record()
+        self._next_ticket += 1
+        self._flying.append(flight)
+        return flight.ticket
+
+    def ready_at(self, ticket: int) -> float | None:
+        """Only waiting tells."""
+        return None
+
+    def finish(self, ticket: int, now: float) -> StepResult:
+        """Wait for the oldest step. EngineDeadError when the GPU is lost; the result has the rows that
+        broke."""
+        flight = self._flying.popleft()
+        assert ticket == flight.ticket, "steps finish in the order begun"
+        try:
+            flight.ended.synchronize()
+        except RuntimeError as error:  # an error of a kernel stays with the process
+            raise EngineDeadError(f"the GPU failed: {error}") from error
+        finished_s = self._clock.now()
+        return flight.result(finished_s - flight.begun.elapsed_time(flight.ended) / 1e3, finished_s)
+
+    def close(self) -> None:
+        """Wait for the steps in flight."""
+        torch.cuda.synchronize(self._device)
+
+    # ---- a step
+
+    def _take_news(self, plan: StepPlan) -> None:
+        for start in plan.row_starts:
+            self._rows.take(start)
+            self._sampler.start(start)
+            self._choosy[start.row] = _choosy(start)
+        self._rows.update(plan.tables)
+        self._cache.copy(plan.copies)
+
+    def _decode(self, graphs: DecodeGraphs, flight: _Flight) -> Tensor:
+        """[2, R and more]"""
+        plan = flight.plan
+        reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
+        done = graphs.run(plan.row, plan.start, plan.tokens, reach)
+        if not self._choosy[plan.row].any():
+            return done.out_2S
+        return self._choose(done.logits_SV, flight, flight.sampled)
+
+    def _mixed(self, flight: _Flight) -> Tensor:
+        """[2, R]"""
+        plan, outs = flight.plan, []
+        out_2R = torch.zeros(2, plan.num_rows, dtype=torch.int32, device=self._device)
+        isolate(
+            np.arange(plan.num_rows), lambda places: outs.append(self._part(flight, places)), flight.errors
+        )
+        for places, part_2P in outs:
+            out_2R[:, stage(places, self._device)] = part_2P
+        return out_2R
+
+    def _part(self, flight: _Flight, places: Places) -> tuple[Places, Tensor]:
+        """Some of the plan's rows through the model: (places, [2, places])."""
+        part = select(flight.plan, places)
+        x_TH = self._model.forward(build_step(part, self._rows, self._capacity.layout))
+        hidden_PH = x_TH[stage(part.count.cumsum() - 1, self._device)]
+        out_2P = torch.zeros(2, len(places), dtype=torch.int32, device=self._device)
+        out_2P[1] = hidden_PH.isfinite().all(1).logical_not_()
+        first = part.num_decodes  # a decode predicts no token of its prompt
+        for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
+            found = self._scores.of(flight.plan, place, x_TH[first : first + count])
+            if found:
+                flight.prompt_logprobs[place] = found
+            first += count
+        sampling = np.flatnonzero(part.sample != SAMPLE_NONE)
+        if len(sampling):
+            at = stage(sampling, self._device)
+            out_2P[:, at] = self._choose(self._model.logits(hidden_PH[at], len(at)), flight, places[sampling])
+        return places, out_2P
+
+    def _choose(self, logits_SV: Tensor, flight: _Flight, places: Places) -> Tensor:
+        """Sample the rows at these places of the plan: [2, S]. Their tokens stay for the next step."""
+        plan = flight.plan
+        rows, positions = plan.row[places], (plan.start + plan.count)[places].astype(np.int64)
+        rows_S = stage(rows, self._device)
+        out_2S = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
+        if not self._choosy[rows].any():
+            greedy(logits_SV, rows_S, self._rows.last_token, out_2S)
+            return out_2S
+        out = self._sampler.sample(
+            logits_SV, torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(positions)
+        )
+        self._rows.last_token[rows_S] = out.tokens_S
+        out_2S[0], out_2S[1] = out.tokens_S, out.failed_S
+        self._score(logits_SV, out.tokens_S, flight, places, rows)
+        return out_2S
+
+    def _score(
+        self, logits_SV: Tensor, tokens_S: Tensor, flight: _Flight, places: Places, rows: NDArray[np.int32]
+    ) -> None:
+        """Log-probabilities of the rows that asked for them."""
+        asked = [
+            (i, k)
+            for i, row in enumerate(rows.tolist())
+            if (k := self._rows.request(row).params.logprobs) is not None
+        ]
+        if asked:
+            at = stage(np.array([i for i, _ in asked]), self._device)
+            found = row_logprobs(logits_SV[at], tokens_S[at], [k for _, k in asked])
+            flight.logprobs.update({int(places[i]): [one] for (i, _), one in zip(asked, found)})
+
+
+def _choosy(start: RowStart) -> bool:
+    params = start.params
+    return bool(
+        not params.greedy
+        or params.needs_history
+        or params.logit_bias
+        or params.min_tokens
+        or params.logprobs is not None
+    )
