@@ -17,11 +17,12 @@ class EngineConfig:
     """Flags in physical units. None means: choose from the model and the machine, and say what was chosen.
 
     model: a local folder, a GGUF file, a Hub id, or a published shape name with load_format "dummy".
-    dtype: "auto" (the fast path of the device), "float32" (exact, the reference numerics) or "bfloat16".
-    kv_cache_dtype: "auto", "float32" or "bfloat16". kv_cache_bytes: the arena. threads: compute threads.
-    load_format: "auto" or "dummy". block_tokens: tokens of a block of the largest cache group.
-    hf_overrides: fields that replace those of the checkpoint's config; None drops one.
-    cache: False runs the naive quadratic path that recomputes everything at each step (the slow twin).
+    device: "auto" (a GPU where there is one), "cpu" or "cuda". dtype: "auto" (the fast path of the device),
+    "float32" (exact, the reference numerics) or "bfloat16". kv_cache_dtype: "auto", "float32" or "bfloat16".
+    kv_cache_bytes: the arena. threads: compute threads. load_format: "auto" or "dummy". block_tokens: tokens
+    of a block of the largest cache group, None for what the device's kernels read best. hf_overrides: fields
+    that replace those of the checkpoint's config; None drops one. cache: False runs the naive quadratic path
+    that recomputes everything at each step (the slow twin).
     """
 
     model: str | None = None
@@ -37,7 +38,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
-    block_tokens: int = 16
+    block_tokens: int | None = None
     prefix_caching: bool = True
     cache: bool = True
     policy: str = "fcfs"
