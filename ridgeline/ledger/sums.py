@@ -14,6 +14,7 @@ from ridgeline.spec.cost import CONTEXT, ONE, PAIRS, PROJECTED, PROJECTS, ROWS, 
 Counts = NDArray[Any] | Sequence[int]
 
 _SCALARS = (ONE, TOKENS, ROWS, PROJECTED, PROJECTS)
+_FEW = 8  # chunks that are cheaper to count one by one than all rows in one product
 
 
 class StepShape(Protocol):
@@ -33,6 +34,12 @@ class StepShape(Protocol):
     def num_sampled(self) -> int: ...
 
 
+def _pairs(num_tokens: int, window: int | None) -> int:
+    """(query, key) pairs of a sequence's first num_tokens queries."""
+    hidden = 0 if window is None or num_tokens <= window else num_tokens - window
+    return (num_tokens * (num_tokens + 1) - hidden * (hidden + 1)) // 2
+
+
 class Summer:
     """Sums of steps as vectors over a fixed order of terms.
 
@@ -49,21 +56,35 @@ class Summer:
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:
         """The sums [S] in the order of `terms`; exact below 2**53."""
         start_R, count_R = np.asarray(start), np.asarray(count)
-        rows, tokens = float(len(count_R)), float(np.add.reduce(count_R))
-        seen = self._decodes(start_R, rows) if tokens == rows else self._chunks(start_R, count_R)
+        rows, chunks = float(len(count_R)), (count_R > 1).nonzero()[0]
+        if len(chunks) > _FEW:
+            tokens, seen = self._many_chunks(start_R, count_R)
+        else:
+            tokens, seen = rows, self._first_tokens(start_R, rows)
+            if len(chunks):
+                tokens += self._later_tokens(start_R[chunks].tolist(), count_R[chunks].tolist(), seen)
         return np.array([1.0, tokens, rows, float(projected), float(projected > 0), *seen])
 
-    def _decodes(self, start_R: NDArray[Any], rows: float) -> list[float]:
-        """(pairs, keys) by window where each row has one token, which makes the two equal."""
+    def _first_tokens(self, start_R: NDArray[Any], rows: float) -> list[float]:
+        """(pairs, keys) by window of the first token of each row, which makes the two equal."""
         seen: list[float] = []
         for bound in self.windows:
             before_R = start_R if bound is None else np.minimum(start_R, bound - 1)
             seen += [float(np.add.reduce(before_R)) + rows] * 2
         return seen
 
-    def _chunks(self, start_R: NDArray[Any], count_R: NDArray[Any]) -> list[float]:
-        """(pairs, keys) by window of any rows. All sums are inner products of a few vectors over the rows,
-        one of them all ones: one product."""
+    def _later_tokens(self, starts: list[int], counts: list[int], seen: list[float]) -> int:
+        """Add to `seen` what chunks have beyond their first token; how many tokens that is."""
+        more = sum(counts) - len(counts)
+        for i, window in enumerate(self.windows):
+            for start, count in zip(starts, counts):
+                seen[2 * i] += _pairs(start + count, window) - _pairs(start + 1, window)
+            seen[2 * i + 1] += more
+        return more
+
+    def _many_chunks(self, start_R: NDArray[Any], count_R: NDArray[Any]) -> tuple[float, list[float]]:
+        """The same of any rows. All sums are inner products of a few vectors over the rows, one of them all
+        ones: one product."""
         m_KR = np.empty((3 + 2 * len(self._bounded), len(count_R)))
         m_KR[0], m_KR[1] = 1.0, count_R
         np.add(m_KR[1], start_R, out=m_KR[2])
@@ -74,7 +95,7 @@ class Summer:
             np.subtract(start_R, window - 1.0, out=m_KR[4 + 2 * i])
         if self._bounded:
             np.maximum(m_KR[3:], 0.0, out=m_KR[3:])
-        dot = m_KR.dot(m_KR.T).tolist()
+        dot: list[list[float]] = m_KR.dot(m_KR.T).tolist()
         every_pair, ends = dot[1][2] - (dot[1][1] - dot[0][1]) * 0.5, dot[0][2]
         seen: list[float] = []
         last = 3
@@ -86,7 +107,7 @@ class Summer:
             hidden = (dot[last][last] + dot[0][last] - dot[first][first] + dot[0][first]) * 0.5
             seen += [every_pair - hidden, ends - dot[0][first]]
             last += 2
-        return seen
+        return dot[0][1], seen
 
     def decodes(self, start_N: NDArray[Any]) -> NDArray[np.float64]:
         """The sums [S, N] of N steps of one decode each, with start_N [N] tokens before it."""

@@ -45,3 +45,14 @@ def test_long_contexts_do_not_overflow_the_plan_s_integers() -> None:
 def test_a_step_that_samples_nothing_projects_nothing() -> None:
     sums = Summer((None,)).sums([0, 4], [8, 8], 0)
     assert sums.value((PROJECTS, None)) == 0 and sums.value((ROWS, None)) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(ROW, min_size=12, max_size=20), st.integers(1, 30))
+def test_many_chunks_are_summed_as_few_are(rows: list[tuple[int, int]], window: int) -> None:
+    """Both ways of counting, on either side of the number of chunks where one gives way to the other."""
+    summer = Summer((None, window))
+    start, count = [s for s, _ in rows], [c for _, c in rows]
+    parts = [summer.vector([s], [c], 1) for s, c in rows]
+    whole = summer.vector(start, count, len(rows))
+    assert list(whole[5:]) == list(sum(parts)[5:]) and whole[1] == sum(count)
