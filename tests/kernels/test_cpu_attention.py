@@ -12,8 +12,9 @@ from torch import Tensor
 from ridgeline.blocks.attention.reference import paged_attention, plan_attention
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
-from ridgeline.kernels.cpu.attention import DecodeRows, decode_attention, fits
+from ridgeline.kernels.cpu.attention import Runs, TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native
+from ridgeline.kernels.cpu.tape import MAX_GROUP
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 EPS = 1e-5
@@ -36,13 +37,22 @@ class Shape:
 
 
 class Scene:
-    """Rows with a cached past, in a NaN-filled arena whose pages hold other things beside the region."""
+    """Sequences with a cached past, in a NaN-filled arena whose pages hold other things beside the region.
 
-    def __init__(self, shape: Shape, positions: tuple[int, ...], seed: int = 0) -> None:
+    Each has counts[i] new tokens (one by default) from positions[i] on.
+    """
+
+    def __init__(self, shape: Shape, positions: tuple[int, ...], seed: int = 0,
+                 counts: tuple[int, ...] | None = None) -> None:
         self.shape, self.positions = shape, positions
+        self.counts = np.array(counts or [1] * len(positions))
+        self.sequence = np.arange(len(positions)).repeat(self.counts)
+        offset = np.concatenate([np.arange(count) for count in self.counts])
+        self.position = torch.from_numpy(np.array(positions)[self.sequence] + offset)
         random, numbers = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
         block, dim = shape.block, shape.dim
-        held = [position // block + 1 for position in positions]
+        held = [(position + count - 1) // block + 1
+                for position, count in zip(positions, self.counts.tolist(), strict=True)]
         region_bytes = block * 2 * shape.kv_heads * dim * shape.dtype.itemsize
         num_pages = sum(held) + 2
         self.arena = torch.full((num_pages, region_bytes + 192), NAN_BYTE, dtype=torch.uint8)
@@ -59,22 +69,39 @@ class Scene:
             past = torch.randn(len(places), 2, shape.kv_heads, dim, generator=random).to(shape.dtype)
             self.entries[self.table[row, places // block].long(), places % block] = past
             self.past.append(past)
-        self.qkv = torch.randn(len(positions), shape.heads + 2 * shape.kv_heads, dim, generator=random)
+        self.qkv = torch.randn(len(self.position), shape.heads + 2 * shape.kv_heads, dim, generator=random)
         self.norms = 1 + torch.randn(2, dim, generator=random) / 4 if shape.qk_norm else None
         rotary = dim if shape.rotary is None else shape.rotary
-        angles = torch.tensor(positions)[:, None] * 100.0 ** -torch.arange(0, 1, 2 / rotary)
+        angles = self.position[:, None] * 100.0 ** -torch.arange(0, 1, 2 / rotary)
         self.cosine = torch.cat((angles.cos(), angles.cos()), -1)
         self.sine = torch.cat((-angles.sin(), angles.sin()), -1)
 
-    def run(self, library: Native, *rows: int) -> Tensor:
-        """The kernel's result for these rows (all by default), in this order."""
-        chosen = torch.tensor(rows or range(len(self.positions)))
-        position = torch.tensor(self.positions)[chosen].int()
-        shared = DecodeRows(position_S=position, table_SP=self.table[chosen], cosine_SR=self.cosine[chosen],
-                            sine_SR=self.sine[chosen], longest=int(position.max()))
+    def run(self, library: Native, *tokens: int) -> Tensor:
+        """The kernel's result for these tokens of as many sequences (all by default), in this order."""
+        chosen = torch.tensor(tokens or range(len(self.position)))
+        return self._run(library, chosen, self.table[self.sequence[chosen]], None)
+
+    def run_chunks(self, library: Native) -> Tensor:
+        """All tokens in one call, a sequence's in runs."""
+        runs = runs_of(self.counts, self.shape.heads // self.shape.kv_heads)
+        return self._run(library, torch.arange(len(self.position)), self.table, runs)
+
+    def run_one_by_one(self, library: Native) -> Tensor:
+        """As decode steps: each sequence's first new token, then each one's second, and so on."""
+        first = self.counts.cumsum() - self.counts
+        out = torch.full_like(self.qkv[:, : self.shape.heads], math.nan)
+        for place in range(self.counts.max()):
+            tokens = (first + place)[self.counts > place]
+            out[tokens] = self.run(library, *tokens.tolist())
+        return out
+
+    def _run(self, library: Native, tokens: Tensor, table: Tensor, runs: Runs | None) -> Tensor:
+        position = self.position[tokens].int()
+        shared = TokenRows(position_T=position, table_SP=table, cosine_TR=self.cosine[tokens],
+                           sine_TR=self.sine[tokens], longest=int(position.max()), runs=runs)
         q_norm, k_norm = (None, None) if self.norms is None else self.norms
-        return decode_attention(library, self.qkv[chosen], self.entries, shared, scale=self.shape.scale,
-                                window=self.shape.window, q_norm=q_norm, k_norm=k_norm, eps=EPS)
+        return fused_attention(library, self.qkv[tokens], self.entries, shared, scale=self.shape.scale,
+                               window=self.shape.window, q_norm=q_norm, k_norm=k_norm, eps=EPS)
 
     def turned(self) -> Tensor:
         """Queries, keys and values after norm and rotation, by the torch twins."""
@@ -177,6 +204,32 @@ def test_a_row_alone_is_a_row_in_company(library: Native, shape: Shape) -> None:
         assert torch.equal(scene.run(library, 16, 3), together[[16, 3]]), "a few rows, cut over two threads"
         assert torch.equal(scene.run(library), together)
     assert torch.equal(scene.cache(), cache)
+
+
+@pytest.mark.parametrize("shape", [
+    Shape(), Shape(heads=9, kv_heads=3, qk_norm=True, dtype=torch.bfloat16),
+    Shape(heads=4, kv_heads=4, dim=72), Shape(heads=18, kv_heads=1, dim=32),
+    *(Shape(window=window, block=8) for window in (1, 5, 8, 31, 256, 300)),
+], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_prompt_chunk_is_its_tokens_one_by_one(library: Native, shape: Shape, threads: int) -> None:
+    """To the bit, result and cache: chunks that start anywhere, beside decodes, whole or cut over threads."""
+    torch.set_num_threads(threads)
+    for positions, counts in (((0,), (41,)), ((7, 300, 254, 0), (1, 1, 70, 19)), ((509,), (3,))):
+        together, singly = (Scene(shape, positions, counts=counts) for _ in range(2))
+        out = together.run_chunks(library)
+        assert out.isfinite().all() and torch.equal(out, singly.run_one_by_one(library))
+        assert torch.equal(together.cache(), singly.cache())
+
+
+def test_runs_share_as_many_queries_as_a_pass_takes() -> None:
+    """Decodes need none; a chunk is cut where its sequence ends."""
+    assert runs_of(np.array([1, 1, 1]), 3) is None
+    runs = runs_of(np.array([1, 12, 1]), MAX_GROUP // 5)
+    assert runs is not None and runs.start.tolist() == [0, 1, 6, 11, 13, 14]
+    assert runs.sequence_T.tolist() == [0] + 12 * [1] + [2]
+    alone = runs_of(np.array([2]), 2 * MAX_GROUP)
+    assert alone is not None and alone.start.tolist() == [0, 1, 2]
 
 
 def test_a_row_of_nan_stays_alone(library: Native) -> None:

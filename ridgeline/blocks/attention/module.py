@@ -18,24 +18,24 @@ from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
-from ridgeline.kernels.cpu.attention import DecodeRows, decode_attention, fits
+from ridgeline.kernels.cpu.attention import TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native, native
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShared:
-    """Once a step for all layers of a share key. The first `fused` tokens go through the fused decode kernel;
-    plan covers the others."""
+    """Once a step for all layers of a share key: rows for the fused kernel, or else a plan."""
 
     cos_TD: Tensor
     sin_TD: Tensor
-    plan: AttentionPlan
-    fused: int
-    rows: DecodeRows | None
+    plan: AttentionPlan | None
+    rows: TokenRows | None
 
     def with_room(self, max_rows: int) -> "AttentionShared | None":
         """See blocks.step.Kept."""
-        return None if self.rows is None else replace(self, rows=self.rows.with_room(max_rows))
+        if self.rows is None or self.rows.runs is not None:
+            return None
+        return replace(self, rows=self.rows.with_room(max_rows))
 
     def receive(self, other: object) -> None:
         """See blocks.step.Kept."""
@@ -75,6 +75,7 @@ class Attention:
             self._region.group,
             spec.rope,
             spec.window_tokens,
+            spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
         )
@@ -82,56 +83,52 @@ class Attention:
     def prepare(self, step: Step) -> AttentionShared:
         cos, sin = self._rotation.tables(step.positions_T, step.reach_T)
         group = step.groups[self._region.group]
-        fused = step.num_decodes if self._native is not None else 0
-        plan = plan_attention(step, group, self._entries, self._spec.window_tokens, first_row=fused)
-        rows = None
-        if fused:
-            rows = DecodeRows(
-                position_S=step.positions_T[:fused].int(),
-                table_SP=group.table_SP[:fused],
-                cosine_SR=cos[:fused],
-                sine_SR=sin[:fused],
-                longest=int(step.starts[:fused].max()),
-            )
-        return AttentionShared(cos_TD=cos, sin_TD=sin, plan=plan, fused=fused, rows=rows)
+        if self._native is None:
+            plan = plan_attention(step, group, self._entries, self._spec.window_tokens)
+            return AttentionShared(cos_TD=cos, sin_TD=sin, plan=plan, rows=None)
+        rows = TokenRows(
+            position_T=step.positions_T.int(),
+            table_SP=group.table_SP,
+            cosine_TR=cos,
+            sine_TR=sin,
+            longest=int((step.starts + step.counts).max()) - 1,
+            runs=runs_of(step.counts, self._spec.num_heads // self._spec.num_kv_heads),
+        )
+        return AttentionShared(cos_TD=cos, sin_TD=sin, plan=None, rows=rows)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, AttentionShared)
-        spec, fused = self._spec, shared.fused
+        spec = self._spec
         qkv_TND = self._qkv(x_TH, step.num_decodes).unflatten(1, (-1, spec.head_dim))
-        parts = []
-        if shared.rows is not None:
-            assert self._native is not None
+        if self._native is not None and shared.rows is not None:
             q_norm, k_norm = self._norms
-            parts.append(
-                decode_attention(
-                    self._native,
-                    qkv_TND[:fused],
-                    self._entries,
-                    shared.rows,
-                    scale=spec.scale,
-                    window=spec.window_tokens,
-                    q_norm=q_norm,
-                    k_norm=k_norm,
-                    eps=spec.norm_eps,
-                )
+            out_TMD = fused_attention(
+                self._native,
+                qkv_TND,
+                self._entries,
+                shared.rows,
+                scale=spec.scale,
+                window=spec.window_tokens,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                eps=spec.norm_eps,
             )
-        if fused < step.num_tokens:
-            parts.append(self._attend(qkv_TND[fused:], shared))
-        out_TMD = parts[0] if len(parts) == 1 else torch.cat(parts)
+        else:
+            assert shared.plan is not None
+            out_TMD = self._attend(qkv_TND, shared.cos_TD, shared.sin_TD, shared.plan)
         return self._out(out_TMD.flatten(1), x_TH, step.num_decodes)
 
-    def _attend(self, qkv_TND: Tensor, shared: AttentionShared) -> Tensor:
-        """The rows that no fused kernel takes: norm, rotation, write and attention one after another."""
+    def _attend(self, qkv_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor, plan: AttentionPlan) -> Tensor:
+        """Where no fused kernel serves: norm, rotation, write and attention one after another."""
         spec = self._spec
         dtype = qkv_TND.dtype
         qk_TND = qkv_TND[:, : spec.num_heads + spec.num_kv_heads]
         turned = qk_TND
         if self._qk_norm_ND is not None:
             turned = rms_norm(qk_TND, None, spec.norm_eps) * self._qk_norm_ND
-        qk_TND.copy_(rotate(turned, shared.cos_TD[shared.fused :], shared.sin_TD[shared.fused :]))
+        qk_TND.copy_(rotate(turned, cos_TD, sin_TD))
         q_TMD = qkv_TND[:, : spec.num_heads]
         kv_T2GD = qkv_TND[:, spec.num_heads :].to(self._entries.dtype).unflatten(1, (2, spec.num_kv_heads))
         return paged_attention(
-            q_TMD, kv_T2GD, self._entries, shared.plan, scale=spec.scale, window=spec.window_tokens
+            q_TMD, kv_T2GD, self._entries, plan, scale=spec.scale, window=spec.window_tokens
         ).to(dtype)

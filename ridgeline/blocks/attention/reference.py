@@ -63,21 +63,16 @@ class AttentionPlan:
     scratch: Tensor
 
 
-def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
-                   first_row: int = 0) -> AttentionPlan:
-    """Choose batches and masks. entries [N, tokens_per_page, 2, G, D]; only its shape and dtype are read.
-
-    first_row: rows before it, decodes all, are not in the plan; its tokens count from that row's first.
-    """
+def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None) -> AttentionPlan:
+    """Choose batches and masks. entries [N, tokens_per_page, 2, G, D]; only its shape and dtype are read."""
     tokens, ends = entries.shape[1], step.starts + step.counts
     first_keys = np.zeros_like(ends) if window is None else np.maximum(step.starts - window + 1, 0)
     first_pages, last_pages = first_keys // tokens, -(-ends // tokens)
     page_bytes = entries[0].numel() * entries.element_size()
     decodes = tuple(
         _decode_batch(rows, group, first_keys, ends, tokens)
-        for rows in _similar((last_pages - first_pages)[first_row: step.num_decodes], page_bytes))
-    assert first_row in (0, step.num_decodes), "all decodes or none are left out"
-    chunks, token = [], step.num_decodes - first_row
+        for rows in _similar((last_pages - first_pages)[: step.num_decodes], page_bytes))
+    chunks, token = [], step.num_decodes
     for row in range(step.num_decodes, len(ends)):
         start, first, count = int(step.starts[row]), int(first_keys[row]), int(step.counts[row])
         pages = group.table_SP[row, first_pages[row]: last_pages[row] if first < start else first_pages[row]]
@@ -85,8 +80,7 @@ def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | 
                             skip=first % tokens))
         token += count
     most = max((*(len(d.pages) for d in decodes), *(len(c.pages) for c in chunks)), default=0)
-    return AttentionPlan(pages_T=group.slots_T[first_row:] // tokens,
-                         offsets_T=group.slots_T[first_row:] % tokens, decodes=decodes,
+    return AttentionPlan(pages_T=group.slots_T // tokens, offsets_T=group.slots_T % tokens, decodes=decodes,
                          chunks=tuple(chunks), scratch=entries.new_empty(most, entries[0].numel()))
 
 

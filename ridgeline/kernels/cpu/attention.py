@@ -1,12 +1,14 @@
-"""Decode attention by the C kernel: qk-norm, rotation, cache write and softmax in one call.
+"""Causal attention by the C kernel: qk-norm, rotation, cache write and softmax in one call.
 
-Legend: S rows of one token each, M query heads, G KV heads, D head width, R rotary width, N arena pages,
-P pages of a row. The torch twin is blocks/attention/reference.py.
+Legend: T tokens, S sequences, M query heads, G KV heads, D head width, R rotary width, N arena pages,
+P pages of a sequence. The torch twin is blocks/attention/reference.py.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.kernels.cpu.native import Native
@@ -17,30 +19,58 @@ _MAX_DIM, HEAD = 256, 8  # of attention.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRows:
-    """What all layers share in a step.
+class Runs:
+    """Which tokens attend together: a prompt chunk's, a few at a time, share each pass over their keys.
 
-    cosine_SR, sine_SR: float32; the first half of the cosines and the second of the sines are read.
+    sequence_T int32: the token's row of the block tables. start int32 [runs + 1]: first token of each run.
     """
 
-    position_S: Tensor
-    table_SP: Tensor
-    cosine_SR: Tensor
-    sine_SR: Tensor
-    longest: int
+    sequence_T: Tensor
+    start: Tensor
 
-    def with_room(self, max_rows: int) -> "DecodeRows":
-        """The same rows in memory of their own that holds up to max_rows."""
+
+def runs_of(counts: NDArray[np.int64], share: int) -> Runs | None:
+    """Runs of a step whose sequences have `counts` tokens each; None when each has one. share: query heads
+    that share a KV head.
+    """
+    if (counts == 1).all():
+        return None
+    most = max(1, MAX_GROUP // share)
+    ends = counts.cumsum()
+    starts = [np.arange(end - count, end, most) for count, end in zip(counts, ends, strict=True)]
+    start = np.concatenate([*starts, ends[-1:]]).astype(np.int32)
+    sequence = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return Runs(sequence_T=torch.from_numpy(sequence), start=torch.from_numpy(start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows:
+    """What all layers share in a step.
+
+    cosine_TR, sine_TR: float32; the first half of the cosines and the second of the sines are read.
+    longest: the last position. runs: None when token i is the only one of sequence i.
+    """
+
+    position_T: Tensor
+    table_SP: Tensor
+    cosine_TR: Tensor
+    sine_TR: Tensor
+    longest: int
+    runs: Runs | None = None
+
+    def with_room(self, max_rows: int) -> "TokenRows":
+        """The same rows, one of each sequence, in memory of their own that holds up to max_rows."""
         def roomy(tensor: Tensor) -> Tensor:
             return torch.empty(max_rows, *tensor.shape[1:], dtype=tensor.dtype)[: len(tensor)].copy_(tensor)
 
-        return DecodeRows(position_S=roomy(self.position_S), table_SP=roomy(self.table_SP),
-                          cosine_SR=roomy(self.cosine_SR), sine_SR=roomy(self.sine_SR), longest=self.longest)
+        assert self.runs is None
+        return TokenRows(position_T=roomy(self.position_T), table_SP=roomy(self.table_SP),
+                         cosine_TR=roomy(self.cosine_TR), sine_TR=roomy(self.sine_TR), longest=self.longest)
 
-    def receive(self, other: "DecodeRows") -> None:
+    def receive(self, other: "TokenRows") -> None:
         """Take another step's rows into memory made by `with_room`."""
-        for to, given in ((self.position_S, other.position_S), (self.table_SP, other.table_SP),
-                          (self.cosine_SR, other.cosine_SR), (self.sine_SR, other.sine_SR)):
+        for to, given in ((self.position_T, other.position_T), (self.table_SP, other.table_SP),
+                          (self.cosine_TR, other.cosine_TR), (self.sine_TR, other.sine_TR)):
             assert to.shape[1:] == given.shape[1:], "block tables of all steps have one width"
             to.as_strided(given.shape, to.stride()).copy_(given)
 
@@ -57,11 +87,11 @@ def fits(entries: Tensor, activations: torch.dtype) -> bool:
     )
 
 
-def decode_attention(
+def fused_attention(
     native: Native,
-    qkv_SND: Tensor,
+    qkv_TND: Tensor,
     entries: Tensor,
-    rows: DecodeRows,
+    rows: TokenRows,
     *,
     scale: float,
     window: int | None,
@@ -69,31 +99,34 @@ def decode_attention(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """[S, M, D] float32. qkv_SND holds queries, keys and values before norm and rotation; N there is M + 2 G.
+    """[T, M, D] float32. qkv_TND holds queries, keys and values before norm and rotation; N there is M + 2 G.
 
-    Writes the new keys and values. Keys that a row does not see may hold anything, NaN included.
+    Writes the new keys and values. Keys that a token does not see may hold anything, NaN included, unless
+    they are later tokens' of its own run.
     """
-    num_rows, heads_all, dim = qkv_SND.shape
+    num_rows, heads_all, dim = qkv_TND.shape
     kv_heads, held, threads = entries.shape[3], native.room(num_rows), torch.get_num_threads()
     heads = heads_all - 2 * kv_heads
     out = torch.empty(held, heads, dim)[:num_rows]
-    units = num_rows * kv_heads * passes(heads, kv_heads)
-    chunks = chunks_cut(units, rows.longest, threads)
+    runs = rows.runs
+    num_runs = num_rows if runs is None else len(runs.start) - 1
+    chunks = chunks_cut(num_runs * kv_heads * passes(heads, kv_heads), rows.longest, threads)
     most = chunks if native.tape is None else rows.table_SP.shape[1] * entries.shape[1] // KEY_CHUNK + 1
     queries = torch.empty(held * heads * dim)
     partial = torch.empty(CUT_BELOW * threads * most * MAX_GROUP * (dim + HEAD))  # more units are never cut
-    rotary = rows.cosine_SR.shape[1]
+    rotary = rows.cosine_TR.shape[1]
     call = Attention(
         rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
         bf16=entries.dtype is torch.bfloat16, block_size=entries.shape[1], window=window or 0,
-        threads=threads, scale=scale, eps=eps, chunks=chunks, qkv=qkv_SND.data_ptr(),
-        cosine=rows.cosine_SR.data_ptr(),
-        sine=rows.sine_SR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
-        k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_S.data_ptr(),
-        table=rows.table_SP.data_ptr(), keys=entries.data_ptr(),
+        threads=threads, scale=scale, eps=eps, chunks=chunks, runs=num_runs, qkv=qkv_TND.data_ptr(),
+        cosine=rows.cosine_TR.data_ptr(),
+        sine=rows.sine_TR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
+        k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_T.data_ptr(),
+        table=rows.table_SP.data_ptr(), sequence=None if runs is None else runs.sequence_T.data_ptr(),
+        run_start=None if runs is None else runs.start.data_ptr(), keys=entries.data_ptr(),
         values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),
-        queries=queries.data_ptr(), partial=partial.data_ptr(), qkv_stride=qkv_SND.stride(0),
-        angle_stride=rows.cosine_SR.stride(0), table_stride=rows.table_SP.stride(0),
+        queries=queries.data_ptr(), partial=partial.data_ptr(), qkv_stride=qkv_TND.stride(0),
+        angle_stride=rows.cosine_TR.stride(0), table_stride=rows.table_SP.stride(0),
         page_stride=entries.stride(0), slot_stride=entries.stride(1), head_stride=entries.stride(3))
-    native.attend(call, (qkv_SND, rows, q_norm, k_norm, entries, out, queries, partial))
+    native.attend(call, (qkv_TND, rows, q_norm, k_norm, entries, out, queries, partial))
     return out

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ridgeline.kernels.cpu.native import Native, load
 from ridgeline.kernels.cpu.structs import ADD, Q4, Q8, SILU_MUL, STORE, Attention, Matrix, Product
+from ridgeline.kernels.cpu.tape import MAX_GROUP
 
 Array = NDArray[np.generic]
 _EXACT, _ROUNDED = 3e-6, 3e-2  # shares of the largest number: fp32 sums, activations as 8-bit integers
@@ -83,10 +84,10 @@ def _attention_error(native: Native, random: np.random.Generator, dim: int, bf16
     angle = position[:, None] * 0.1 ** np.arange(dim // 2)
     cosine, sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out, queries = np.full((2, 3, heads, dim), np.nan, np.float32)
-    partial = np.full((3 * kv_heads, 2, 8 * (dim + 8)), np.nan, np.float32)
+    partial = np.full((3 * kv_heads, 2, MAX_GROUP * (dim + 8)), np.nan, np.float32)
     native.attend(Attention(
         rows=3, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=dim, bf16=bf16, block_size=block,
-        window=window, threads=1 + norm, scale=dim**-0.5, eps=1e-5, chunks=2 * norm, qkv=_at(qkv),
+        window=window, threads=1 + norm, scale=dim**-0.5, eps=1e-5, chunks=2 * norm, runs=3, qkv=_at(qkv),
         cosine=_at(cosine), sine=_at(sine), q_norm=_at(q_norm) if norm else None,
         k_norm=_at(k_norm) if norm else None, position=_at(position), table=_at(table), keys=_at(held),
         values=_at(held[0, 0, 1]), out=_at(out), queries=_at(queries), partial=_at(partial),

@@ -30,8 +30,9 @@ class Attention(c.Structure):
     """rl_attention of attention.c."""
 
     _fields_ = _fields("int rows heads kv_heads head_dim rotary_dim bf16 block_size window threads",
-                       "float scale eps", "int chunks",
-                       "pointer qkv cosine sine q_norm k_norm position table keys values out queries partial",
+                       "float scale eps", "int chunks runs",
+                       "pointer qkv cosine sine q_norm k_norm position table sequence run_start keys values",
+                       "pointer out queries partial",
                        "long qkv_stride angle_stride table_stride page_stride slot_stride head_stride")
 
 

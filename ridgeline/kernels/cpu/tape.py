@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ridgeline.kernels.cpu.structs import Attention, Call, Matrix, Product
 
-KEY_CHUNK, MAX_GROUP = 256, 8  # of attention.c
+KEY_CHUNK, MAX_GROUP = 256, 16  # of attention.c
 CUT_BELOW = 4  # work items a thread below which each row's keys are cut over threads
 
 

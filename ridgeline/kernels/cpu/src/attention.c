@@ -1,16 +1,20 @@
-/* Decode attention over a paged cache: qk-norm, rotation, the write of the new token's key and value,
+/* Causal attention over a paged cache: qk-norm, rotation, the write of the new tokens' keys and values,
  * softmax.
  *
- * One token a row. Keys are taken in chunks of KEY_CHUNK anchored at position 0 whose partial results are
- * folded in order, so a row's result does not depend on its neighbours, on threads or on how the work was
- * cut.
+ * A row is one token. Keys are taken in chunks of KEY_CHUNK anchored at position 0 whose partial results are
+ * folded in order, so a token's result does not depend on its neighbours, on threads or on how the work was
+ * cut: in a prompt's chunk it is what a decode step would give.
  */
 #include "kernels.h"
 
 #define KEY_CHUNK 256
-#define MAX_GROUP 8 /* queries that share a pass over the keys */
+#define MAX_GROUP 16 /* queries that share a pass over the keys */
 #define MAX_DIM 256
 #define HEAD 8 /* floats before a partial's vector: maximum, sum, padding */
+
+INLINE const int32_t *table_of(const rl_attention *a, int row) {
+    return a->table + (a->sequence ? a->sequence[row] : row) * a->table_stride;
+}
 
 INLINE int64_t place(const rl_attention *a, const int32_t *table, int head, int position) {
     return table[position / a->block_size] * a->page_stride + position % a->block_size * a->slot_stride +
@@ -75,7 +79,7 @@ static void write_row(const rl_attention *a, int r) {
     int position = a->position[r], dim = a->head_dim;
     const float *x = a->qkv + r * a->qkv_stride, *c = a->cosine + r * a->angle_stride,
                 *s = a->sine + r * a->angle_stride;
-    const int32_t *table = a->table + r * a->table_stride;
+    const int32_t *table = table_of(a, r);
     for (int h = 0; h < a->heads; h++)
         turn(a, x + h * dim, a->q_norm, c, s, a->queries + ((int64_t)r * a->heads + h) * dim);
     for (int h = 0; h < a->kv_heads; h++) {
@@ -101,38 +105,110 @@ INLINE v8 sums8(v8 a0, v8 a1, v8 a2, v8 a3, v8 a4, v8 a5, v8 a6, v8 a7) {
 #endif
 }
 
-#define EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+/* Products of `group` queries with 8 / group keys of the stage: the wider block loads each key for two. */
+INLINE void dot_block(const float *const *q, const float *stage, float *score, const int group,
+                      const int dim) {
+    const int keys = 8 / group;
+    v8 acc[8] = {{0}};
+    for (int i = 0; i < dim; i += 8) {
+        v8 key[8];
+#pragma GCC unroll 8
+        for (int e = 0; e < keys; e++) key[e] = load_once(stage + e * dim + i);
+#pragma GCC unroll 2
+        for (int g = 0; g < group; g++) {
+            v8 x = load_once(q[g] + i);
+#pragma GCC unroll 8
+            for (int e = 0; e < keys; e++) acc[g * keys + e] = fma8(x, key[e], acc[g * keys + e]);
+        }
+    }
+    v8 sums = sums8(acc[0], acc[1], acc[2], acc[3], acc[4], acc[5], acc[6], acc[7]);
+    for (int g = 0; g < group; g++)
+        memcpy(score + g * KEY_CHUNK, (float *)&sums + g * keys, (size_t)keys * 4);
+}
 
-INLINE void scores(const rl_attention *a, const int32_t *table, int head, const float *q, int from, int end,
-                   int group, float *score, const int dim) {
+/* out += weight * value for eight staged values and the elements [0, 8 * width) of `group` queries. */
+INLINE void mix_block(const float *weight, const float *stage, int low, int high, float *out, const int group,
+                      const int width, const int dim) {
+    v8 acc[2][4];
+#pragma GCC unroll 2
+    for (int g = 0; g < group; g++)
+#pragma GCC unroll 4
+        for (int c = 0; c < width; c++) acc[g][c] = *(v8 *)(out + g * (dim + HEAD) + 8 * c);
+    for (int e = low; e < high; e++) {
+        v8 value[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < width; c++) value[c] = load_once(stage + e * dim + 8 * c);
+#pragma GCC unroll 2
+        for (int g = 0; g < group; g++)
+#pragma GCC unroll 4
+            for (int c = 0; c < width; c++)
+                acc[g][c] = fma8(all8(weight[g * KEY_CHUNK + e]), value[c], acc[g][c]);
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < group; g++)
+#pragma GCC unroll 4
+        for (int c = 0; c < width; c++) *(v8 *)(out + g * (dim + HEAD) + 8 * c) = acc[g][c];
+}
+
+/* One item of work: up to MAX_GROUP queries that share a KV head. Query `from` + g of the run is the head
+ * (from + g) % per_head of its token (from + g) / per_head. They see keys [first of the first, last]. */
+typedef struct {
+    int token, head, from, group, first, last; /* token: the run's first */
+    const int32_t *table;
+} piece;
+
+INLINE int first_seen(const rl_attention *a, int position) {
+    return a->window && position >= a->window ? position + 1 - a->window : 0;
+}
+
+static piece piece_of(const rl_attention *a, int item, int passes) {
+    int run = item / passes / a->kv_heads, per_head = a->heads / a->kv_heads;
+    piece s = {.token = a->run_start ? a->run_start[run] : run, .head = item / passes % a->kv_heads};
+    int tokens = a->run_start ? a->run_start[run + 1] - s.token : 1;
+    s.from = item % passes * MAX_GROUP;
+    s.group = tokens * per_head - s.from < MAX_GROUP ? tokens * per_head - s.from : MAX_GROUP;
+    s.first = first_seen(a, a->position[s.token]);
+    s.last = a->position[s.token + tokens - 1];
+    s.table = table_of(a, s.token);
+    return s;
+}
+
+/* Its place among all queries, [rows, heads]. */
+INLINE int64_t query_of(const rl_attention *a, const piece *s, int g) {
+    int per_head = a->heads / a->kv_heads, at = s->from + g;
+    return (int64_t)(s->token + at / per_head) * a->heads + s->head * per_head + at % per_head;
+}
+
+/* Keys [from, end) in eights, which share a page: from is a multiple of 8, as block_size is. */
+INLINE void scores(const rl_attention *a, const piece *s, int from, int end, float *score, const int dim) {
     float stage[8 * MAX_DIM];
+    const float *q[MAX_GROUP];
+    for (int g = 0; g < s->group; g++) q[g] = a->queries + query_of(a, s, g) * dim;
     for (int j = from; j < end; j += 8) {
-        int width = end - j < 8 ? end - j : 8;
-        int64_t at = place(a, table, head, j);
-        if (j + 8 < end) prefetch8(a, a->keys, place(a, table, head, j + 8));
+        int width = end - j < 8 ? end - j : 8, g = 0;
+        int64_t at = place(a, s->table, s->head, j);
+        if (j + 8 < end) prefetch8(a, a->keys, place(a, s->table, s->head, j + 8));
         for (int e = 0; e < width; e++) load8(a, a->keys, at + e * a->slot_stride, dim, stage + e * dim);
         for (int e = width; e < 8; e++) memset(stage + e * dim, 0, (size_t)dim * 4);
-        for (int g = 0; g < group; g++) {
-            const float *x = q + g * dim;
-#define DECLARE(e) v8 a##e = {0};
-#define STEP(e) a##e = fma8(v, *(const v8 *)(stage + e * dim + i), a##e);
-            EACH8(DECLARE)
-            for (int i = 0; i < dim; i += 8) {
-                v8 v = *(const v8 *)(x + i);
-                EACH8(STEP)
-            }
-            *(v8 *)(score + g * KEY_CHUNK + j - from) = sums8(a0, a1, a2, a3, a4, a5, a6, a7);
-#undef DECLARE
-#undef STEP
-        }
+        for (; g + 2 <= s->group; g += 2)
+            for (int e = 0; e < 8; e += 4)
+                dot_block(q + g, stage + e * dim, score + g * KEY_CHUNK + j - from + e, 2, dim);
+        if (g < s->group) dot_block(q + g, stage, score + g * KEY_CHUNK + j - from, 1, dim);
     }
 }
 
-/* Scores to weights, in place; keys before `first` and past `count` weigh nothing. Fills maximum and sum. */
-static void weigh(float *s, int first, int count, float scale, float *part) {
-    int full = (count + 7) & ~7;
+/* Scores to weights, in place; only keys [first, count) weigh anything. Fills maximum and sum. full: keys
+ * that some query of the piece sees, in whole eights. */
+static void weigh(float *s, int first, int count, int full, float scale, float *part) {
     float largest = -INFINITY, total = 0;
     v8 top = all8(-INFINITY), sum = {0}, bad = {0};
+    if (first < 0) first = 0;
+    if (count > full) count = full;
+    if (first >= count) {
+        memset(s, 0, (size_t)full * 4);
+        part[0] = -INFINITY, part[1] = 0;
+        return;
+    }
     for (int i = 0; i < first; i++) s[i] = -INFINITY;
     for (int i = count; i < full; i++) s[i] = -INFINITY;
     for (int i = 0; i < full; i += 8) {
@@ -151,85 +227,55 @@ static void weigh(float *s, int first, int count, float scale, float *part) {
     part[1] = total;
 }
 
-INLINE void mix(const rl_attention *a, const int32_t *table, int head, const float *score, int from,
-                int first, int end, int group, float *part, const int dim) {
+INLINE void mix(const rl_attention *a, const piece *s, const float *score, int from, int first, int end,
+                float *part, const int dim) {
     float stage[8 * MAX_DIM];
-    for (int g = 0; g < group; g++) memset(part + g * (dim + HEAD) + HEAD, 0, (size_t)dim * 4);
+    for (int g = 0; g < s->group; g++) memset(part + g * (dim + HEAD) + HEAD, 0, (size_t)dim * 4);
     for (int j = from; j < end; j += 8) {
-        int width = end - j < 8 ? end - j : 8, low = j < first ? first - j : 0;
-        int64_t at = place(a, table, head, j);
-        if (j + 8 < end) prefetch8(a, a->values, place(a, table, head, j + 8));
-        for (int e = low; e < width; e++) load8(a, a->values, at + e * a->slot_stride, dim, stage + e * dim);
-        for (int g = 0; g < group; g++) {
+        int high = end - j < 8 ? end - j : 8, low = j < first ? first - j : 0;
+        int64_t at = place(a, s->table, s->head, j);
+        if (j + 8 < end) prefetch8(a, a->values, place(a, s->table, s->head, j + 8));
+        for (int e = low; e < high; e++) load8(a, a->values, at + e * a->slot_stride, dim, stage + e * dim);
+        for (int g = 0; g < s->group; g += 2) {
             const float *weight = score + g * KEY_CHUNK + j - from;
             float *out = part + g * (dim + HEAD) + HEAD;
-            for (int i = 0; i < dim; i += 32) {
-                int left = dim - i; /* of 32, 16, 8 or 24 elements */
-                v8 o0 = *(v8 *)(out + i), o1 = {0}, o2 = {0}, o3 = {0};
-                if (left > 8) o1 = *(v8 *)(out + i + 8);
-                if (left > 16) o2 = *(v8 *)(out + i + 16);
-                if (left > 24) o3 = *(v8 *)(out + i + 24);
-                for (int e = low; e < width; e++) {
-                    const float *x = stage + e * dim + i;
-                    v8 p = all8(weight[e]);
-                    o0 = fma8(p, *(const v8 *)x, o0);
-                    if (left > 8) o1 = fma8(p, *(const v8 *)(x + 8), o1);
-                    if (left > 16) o2 = fma8(p, *(const v8 *)(x + 16), o2);
-                    if (left > 24) o3 = fma8(p, *(const v8 *)(x + 24), o3);
-                }
-                *(v8 *)(out + i) = o0;
-                if (left > 8) *(v8 *)(out + i + 8) = o1;
-                if (left > 16) *(v8 *)(out + i + 16) = o2;
-                if (left > 24) *(v8 *)(out + i + 24) = o3;
-            }
+            int two = g + 2 <= s->group, i = 0;
+            for (; i + 32 <= dim; i += 32)
+                if (two)
+                    mix_block(weight, stage + i, low, high, out + i, 2, 4, dim);
+                else
+                    mix_block(weight, stage + i, low, high, out + i, 1, 4, dim);
+            for (; i < dim; i += 8)
+                if (two)
+                    mix_block(weight, stage + i, low, high, out + i, 2, 1, dim);
+                else
+                    mix_block(weight, stage + i, low, high, out + i, 1, 1, dim);
         }
     }
 }
 
-/* Keys [from, end) of one chunk for up to MAX_GROUP queries of a head; those before `first` are not seen and
- * may hold anything. from is a multiple of 8, as block_size is, so eight keys share a page. */
-INLINE void chunk_of(const rl_attention *a, const int32_t *table, int head, const float *q, int from,
-                     int first, int end, int group, float *part, const int dim) {
+/* Keys of one chunk that a piece sees; those before the first may hold anything. */
+INLINE void chunk_of(const rl_attention *a, const piece *s, int number, float *part, const int dim) {
     float score[MAX_GROUP * KEY_CHUNK];
-    scores(a, table, head, q, from, end, group, score, dim);
-    for (int g = 0; g < group; g++)
-        weigh(score + g * KEY_CHUNK, first - from, end - from, a->scale, part + g * (dim + HEAD));
-    mix(a, table, head, score, from, first, end, group, part, dim);
-}
-
-/* One item of work: up to MAX_GROUP query heads, from `query` on, that share a KV head of a row, over the
- * chunks of keys [low, high] that the row sees. */
-typedef struct {
-    int row, head, query, group, low, high;
-} piece;
-
-static piece piece_of(const rl_attention *a, int item, int passes) {
-    int per_head = a->heads / a->kv_heads, from = item % passes * MAX_GROUP, unit = item / passes;
-    piece s = {.row = unit / a->kv_heads, .head = unit % a->kv_heads};
-    int position = a->position[s.row];
-    s.query = s.head * per_head + from;
-    s.group = per_head - from < MAX_GROUP ? per_head - from : MAX_GROUP;
-    s.low = a->window && position >= a->window ? (position + 1 - a->window) / KEY_CHUNK : 0;
-    s.high = position / KEY_CHUNK;
-    return s;
+    int from = number * KEY_CHUNK, end = from + KEY_CHUNK <= s->last ? from + KEY_CHUNK : s->last + 1;
+    int first = s->first < from ? from : s->first;
+    from = first & ~7;
+    scores(a, s, from, end, score, dim);
+    for (int g = 0; g < s->group; g++) {
+        int position = a->position[query_of(a, s, g) / a->heads];
+        weigh(score + g * KEY_CHUNK, first_seen(a, position) - from, position + 1 - from,
+              (end - from + 7) & ~7, a->scale, part + g * (dim + HEAD));
+    }
+    mix(a, s, score, from, first, end, part, dim);
 }
 
 static void chunk(const rl_attention *a, const piece *s, int number, float *part) {
-    int dim = a->head_dim, end = a->position[s->row] + 1,
-        first = a->window && end > a->window ? end - a->window : 0;
-    int from = number * KEY_CHUNK, to = from + KEY_CHUNK < end ? from + KEY_CHUNK : end;
-    if (first < from)
-        first = from;
+    if (a->head_dim == 64)
+        chunk_of(a, s, number, part, 64);
+    else if (a->head_dim == 128)
+        chunk_of(a, s, number, part, 128);
     else
-        from = first & ~7;
-    const int32_t *table = a->table + s->row * a->table_stride;
-    const float *q = a->queries + ((int64_t)s->row * a->heads + s->query) * dim;
-    if (dim == 64)
-        chunk_of(a, table, s->head, q, from, first, to, s->group, part, 64);
-    else if (dim == 128)
-        chunk_of(a, table, s->head, q, from, first, to, s->group, part, 128);
-    else
-        chunk_of(a, table, s->head, q, from, first, to, s->group, part, dim);
+        chunk_of(a, s, number, part, a->head_dim);
 }
 
 /* acc = acc and part together; both are group partials. */
@@ -244,52 +290,51 @@ static void fold(float *acc, const float *part, int group, int dim) {
 }
 
 static void finish(const rl_attention *a, const piece *s, const float *acc) {
-    int dim = a->head_dim;
-    float *out = a->out + ((int64_t)s->row * a->heads + s->query) * dim;
-    for (int g = 0; g < s->group; g++, acc += dim + HEAD, out += dim) {
-        float inverse = 1.f / acc[1];
-        for (int i = 0; i < dim; i++) out[i] = acc[HEAD + i] * inverse;
+    for (int g = 0; g < s->group; g++, acc += a->head_dim + HEAD) {
+        float inverse = 1.f / acc[1], *out = a->out + query_of(a, s, g) * a->head_dim;
+        for (int i = 0; i < a->head_dim; i++) out[i] = acc[HEAD + i] * inverse;
     }
 }
 
-/* Whole rows. */
+/* All keys of a piece. */
 static void attend(const rl_attention *a, const piece *s) {
     float acc[MAX_GROUP * (MAX_DIM + HEAD)], part[MAX_GROUP * (MAX_DIM + HEAD)];
-    chunk(a, s, s->low, acc);
-    for (int number = s->low + 1; number <= s->high; number++) {
+    chunk(a, s, s->first / KEY_CHUNK, acc);
+    for (int number = s->first / KEY_CHUNK + 1; number <= s->last / KEY_CHUNK; number++) {
         chunk(a, s, number, part);
         fold(acc, part, s->group, a->head_dim);
     }
     finish(a, s, acc);
 }
 
-/* Long rows on several threads: their chunks first, then the same folds in the same order. */
-static void attend_cut(const rl_attention *a, int passes, rl_crew *crew, int thread) {
-    int dim = a->head_dim, items = a->rows * a->kv_heads * passes;
-    int64_t size = MAX_GROUP * (dim + HEAD);
+/* Few pieces with many keys, on several threads: the chunks first, then the same folds in the same order. */
+static void attend_cut(const rl_attention *a, int items, int passes, rl_crew *crew, int thread) {
+    int64_t size = MAX_GROUP * (a->head_dim + HEAD);
     for (int cut = take(crew); cut < items * a->chunks; cut = take(crew)) {
         int number = cut % a->chunks;
         piece s = piece_of(a, cut / a->chunks, passes);
-        if (s.low <= number && number <= s.high) chunk(a, &s, number, a->partial + cut * size);
+        if (s.first / KEY_CHUNK <= number && number <= s.last / KEY_CHUNK)
+            chunk(a, &s, number, a->partial + cut * size);
     }
     meet(crew);
     for (int item = thread; item < items; item += crew->threads) {
         piece s = piece_of(a, item, passes);
-        float *acc = a->partial + ((int64_t)item * a->chunks + s.low) * size;
-        for (int number = s.low + 1; number <= s.high; number++)
-            fold(acc, acc + (number - s.low) * size, s.group, dim);
+        int low = s.first / KEY_CHUNK, count = s.last / KEY_CHUNK - low;
+        float *acc = a->partial + ((int64_t)item * a->chunks + low) * size;
+        for (int at = 1; at <= count; at++) fold(acc, acc + at * size, s.group, a->head_dim);
         finish(a, &s, acc);
     }
 }
 
 void rl_attend_crew(const rl_attention *a, rl_crew *crew, int thread) {
     int passes = (a->heads / a->kv_heads + MAX_GROUP - 1) / MAX_GROUP;
+    int items = (a->run_start ? a->runs : a->rows) * a->kv_heads * passes;
     for (int r = thread; r < a->rows; r += crew->threads) write_row(a, r);
     meet(crew);
     if (a->chunks)
-        attend_cut(a, passes, crew, thread);
+        attend_cut(a, items, passes, crew, thread);
     else
-        for (int item = take(crew); item < a->rows * a->kv_heads * passes; item = take(crew)) {
+        for (int item = take(crew); item < items; item = take(crew)) {
             piece s = piece_of(a, item, passes);
             attend(a, &s);
         }

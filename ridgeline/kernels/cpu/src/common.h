@@ -67,6 +67,15 @@ INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #endif
 }
 
+/* The vector in a register: without this a compiler may read it from memory again for every use. */
+INLINE v8 load_once(const float *from) {
+    v8 v = *(const v8 *)from;
+#ifdef RL_AVX2
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
+
 /* exp to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial). NaN stays NaN. */
 INLINE v8 exp8(v8 x) {
     v8i bad = x != x;

@@ -8,62 +8,78 @@
 
 #define ROWS_PER_PASS 64 /* activation rows that stay in the cache while a thread's tiles go by */
 
-/* RMS norm (16 partial sums in fixed order), then codes: scale[b] * code ~ value, sum[b] as tiles.h wants
- * it. */
+INLINE v8 round8(v8 x) { return (x + all8(12582912.f)) - all8(12582912.f); } /* to nearest even, below 2^22 */
+
+/* 32 codes of one byte each. */
+INLINE void narrow(const v8i *code, int8_t *out) {
+#ifdef RL_AVX2
+    __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]),
+            high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
+    __m256i fours = _mm256_packs_epi16(low, high), /* packing goes by halves: fours 0 2 4 6 1 3 5 7 */
+        order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((void *)out, _mm256_permutevar8x32_epi32(fours, order));
+#else
+    for (int i = 0; i < GROUP; i++) out[i] = (int8_t)code[i / 8][i % 8];
+#endif
+}
+
+static float rms_gain(const float *x, int k, float eps) {
+    v8 even = {0}, odd = {0};
+    float total = 0;
+    for (int i = 0; i < k; i += 16) {
+        v8 a = *(const v8 *)(x + i), b = *(const v8 *)(x + i + 8);
+        even += a * a;
+        odd += b * b;
+    }
+    for (int j = 0; j < 8; j++) total += even[j];
+    for (int j = 0; j < 8; j++) total += odd[j];
+    return 1.f / sqrtf(total / (float)k + eps);
+}
+
+/* A row's norm, then codes: scale[b] * code ~ value, sum[b] as tiles.h wants it. */
 static void quantise_row(const rl_matrix *w, const rl_product *p, const float *x, int8_t *q, float *scale,
                          float *sum) {
-    int k = w->k;
-    float gain = 1.f;
-    if (p->norm) {
-        float part[16] = {0}, total = 0;
-        for (int i = 0; i < k; i += 16)
-            for (int j = 0; j < 16; j++) part[j] += x[i + j] * x[i + j];
-        for (int j = 0; j < 16; j++) total += part[j];
-        gain = 1.f / sqrtf(total / (float)k + p->eps);
-    }
-    float top_code = w->planes == 2 ? 8128.f : 127.f;
-    for (int b = 0; b < k / GROUP; b++) {
-        float v[GROUP], top[8] = {0}, bad[8] = {0}, largest = 0, poison = 0;
-        if (p->norm)
-            for (int i = 0; i < GROUP; i++) v[i] = x[b * GROUP + i] * gain * p->norm[b * GROUP + i];
-        else
-            for (int i = 0; i < GROUP; i++) v[i] = x[b * GROUP + i];
-        for (int i = 0; i < GROUP; i += 8)
-            for (int j = 0; j < 8; j++) {
-                float a = fabsf(v[i + j]);
-                top[j] = a > top[j] ? a : top[j];
-                bad[j] += v[i + j] * 0.f; /* NaN as soon as a value is not finite */
-            }
+    float gain = p->norm ? rms_gain(x, w->k, p->eps) : 1.f, top_code = w->planes == 2 ? 8128.f : 127.f;
+    for (int b = 0; b < w->k / GROUP; b++) {
+        v8 v[4], top = {0}, bad = {0};
+        v8i code[4], sums = {0};
+        for (int i = 0; i < 4; i++) {
+            v[i] = *(const v8 *)(x + b * GROUP + 8 * i);
+            if (p->norm) v[i] = v[i] * all8(gain) * *(const v8 *)(p->norm + b * GROUP + 8 * i);
+            v8 size = (v8)((v8i)v[i] & 0x7fffffff);
+            top = pick8(size > top, size, top);
+            bad += v[i] * all8(0.f); /* NaN as soon as a value is not finite */
+        }
+        float largest = 0, poison = 0;
         for (int j = 0; j < 8; j++) {
             largest = top[j] > largest ? top[j] : largest;
             poison += bad[j];
         }
-        float s = largest / top_code +
-                  poison, /* a group below 1e-30 counts as zero: its inverse would be Inf */
-            inverse = largest > 1e-30f && poison == 0 ? top_code / largest : 0.f;
-        int32_t total = 0, code[GROUP];
-        for (int i = 0; i < GROUP; i++) { /* round to nearest even by the magic constant */
-            float r = (v[i] * inverse + 12582912.f) - 12582912.f;
-            code[i] = poison == 0 ? (int32_t)r : 0;
-            total += code[i];
+        /* a group below 1e-30 counts as zero: its inverse would be Inf */
+        float inverse = largest > 1e-30f && poison == 0 ? top_code / largest : 0.f;
+        for (int i = 0; i < 4; i++) {
+            code[i] = __builtin_convertvector(poison == 0 ? round8(v[i] * all8(inverse)) : all8(0.f), v8i);
+            sums += code[i];
         }
-        if (w->planes == 1) {
-            for (int i = 0; i < GROUP; i++) q[b * GROUP + i] = (int8_t)code[i];
-        } else if (Q8_AS_INT16 && w->format == Q8) {
+        int32_t total = 0;
+        for (int j = 0; j < 8; j++) total += sums[j];
+        if (w->planes == 1)
+            narrow(code, q + b * GROUP);
+        else if (Q8_AS_INT16 && w->format == Q8) {
             int16_t *h = (int16_t *)q + b * GROUP;
-            for (int i = 0; i < GROUP; i += 4) {
-                h[i] = (int16_t)code[i], h[i + 1] = (int16_t)code[i + 2];
-                h[i + 2] = (int16_t)code[i + 1], h[i + 3] = (int16_t)code[i + 3];
-            }
+            for (int i = 0; i < GROUP; i++)
+                h[(i & ~3) + (i & 1) * 2 + (i >> 1 & 1)] = (int16_t)code[i / 8][i % 8];
         } else {
-            for (int i = 0; i < GROUP; i++) {
-                int hi = (code[i] + 32) >> 6;
-                q[2 * b * GROUP + i] = (int8_t)hi;
-                q[2 * b * GROUP + GROUP + i] = (int8_t)(code[i] - 64 * hi);
+            v8i high[4], low[4];
+            for (int i = 0; i < 4; i++) {
+                high[i] = (code[i] + 32) >> 6;
+                low[i] = code[i] - (high[i] << 6);
             }
+            narrow(high, q + 2 * b * GROUP);
+            narrow(low, q + 2 * b * GROUP + GROUP);
         }
-        scale[b] = s;
-        sum[b] = s * (float)total;
+        scale[b] = largest / top_code + poison;
+        sum[b] = scale[b] * (float)total;
         if (w->format == Q8) {
             total *= 128;
             memcpy(sum + b, &total, 4);

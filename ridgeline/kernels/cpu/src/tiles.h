@@ -62,9 +62,9 @@ INLINE void tile_q4(TILE_ARGS, const int MB, const int P) {
                     lo = _mm512_dpbusd_epi32(lo, w[c], _mm512_set1_epi32(four(x + GROUP + 4 * c)));
                 s = _mm512_add_epi32(_mm512_slli_epi32(s, 6), lo);
             }
-            __m512 a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s),
-                                       _mm512_mul_ps(d, _mm512_set1_ps(xs[m * groups + b])), acc[m]);
-            acc[m] = _mm512_fmadd_ps(mn, _mm512_set1_ps(xm[m * groups + b]), a);
+            __m512 a = _mm512_fmadd_ps(mn, _mm512_set1_ps(xm[m * groups + b]), acc[m]);
+            acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s),
+                                     _mm512_mul_ps(d, _mm512_set1_ps(xs[m * groups + b])), a);
         }
     }
     for (int m = 0; m < MB; m++) _mm512_storeu_ps(out + TILE * m, acc[m]);
@@ -95,14 +95,26 @@ INLINE void tile_q8(TILE_ARGS, const int MB) {
     for (int m = 0; m < MB; m++) _mm512_storeu_ps(out + TILE * m, acc[m]);
 }
 #elif defined(RL_AVX2)
-INLINE __m256i dot_q4(const __m256i *w,
-                      const int8_t *x) { /* eight products stay in int16: 8 * 2 * 15 * 127 = 30480 */
-    __m256i s = _mm256_maddubs_epi16(w[0], _mm256_set1_epi32(four(x)));
-#pragma GCC unroll 8
-    for (int c = 1; c < 8; c++)
-        s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w[c], _mm256_set1_epi32(four(x + 4 * c))));
-    return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
-}
+/* Keeps a value in a register and the additions below in pairs: left alone, compilers make one long chain of
+ * them, for which the processor's window is too short. */
+#define HOLD(v) __asm__("" : "+x"(v))
+#define PAIR(add, multiply, c)                                                                               \
+    add(multiply(w[c], _mm256_set1_epi32(four(x + 4 * (c)))),                                                \
+        multiply(w[(c) + 1], _mm256_set1_epi32(four(x + 4 * (c) + 4))))
+#define EIGHT(add, multiply)                                                                                 \
+    __m256i p0 = PAIR(add, multiply, 0), p1, p2, p3;                                                         \
+    HOLD(p0);                                                                                                \
+    p1 = PAIR(add, multiply, 2);                                                                             \
+    HOLD(p1);                                                                                                \
+    p0 = add(p0, p1);                                                                                        \
+    p2 = PAIR(add, multiply, 4);                                                                             \
+    HOLD(p2);                                                                                                \
+    p3 = PAIR(add, multiply, 6);                                                                             \
+    HOLD(p3);                                                                                                \
+    return add(p0, add(p2, p3));
+/* Eight lines of codes with 32 activations: 16 sums of pairs, which int16 holds (8 * 2 * 15 * 127 = 30480). */
+INLINE __m256i dot_q4(const __m256i *w, const int8_t *x) { EIGHT(_mm256_add_epi16, _mm256_maddubs_epi16) }
+INLINE __m256i dot_q8(const __m256i *w, const int8_t *x) { EIGHT(_mm256_add_epi32, _mm256_madd_epi16) }
 INLINE void tile_q4(TILE_ARGS, const int MB, const int P) {
     __m256 acc[2][MB];
     const __m256i low = _mm256_set1_epi8(15);
@@ -121,14 +133,16 @@ INLINE void tile_q4(TILE_ARGS, const int MB, const int P) {
                 w[c] = _mm256_and_si256(p, low);
                 w[c + 4] = _mm256_and_si256(_mm256_srli_epi16(p, 4), low);
             }
+            for (int c = 0; c < 8; c++) HOLD(w[c]);
 #pragma GCC unroll 1
             for (int m = 0; m < MB; m++) {
                 const int8_t *x = xq + m * stride + b * P * GROUP;
-                __m256i s = dot_q4(w, x);
-                if (P == 2) s = _mm256_add_epi32(_mm256_slli_epi32(s, 6), dot_q4(w, x + GROUP));
-                __m256 a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(s),
-                                           _mm256_mul_ps(d, _mm256_set1_ps(xs[m * groups + b])), acc[h][m]);
-                acc[h][m] = _mm256_fmadd_ps(mn, _mm256_set1_ps(xm[m * groups + b]), a);
+                __m256i s = _mm256_madd_epi16(dot_q4(w, x), _mm256_set1_epi16(P == 2 ? 64 : 1));
+                if (P == 2)
+                    s = _mm256_add_epi32(s, _mm256_madd_epi16(dot_q4(w, x + GROUP), _mm256_set1_epi16(1)));
+                __m256 a = _mm256_fmadd_ps(mn, _mm256_set1_ps(xm[m * groups + b]), acc[h][m]);
+                acc[h][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(s),
+                                            _mm256_mul_ps(d, _mm256_set1_ps(xs[m * groups + b])), a);
             }
         }
     }
@@ -155,13 +169,11 @@ INLINE void tile_q8(TILE_ARGS, const int MB) {
                     w[2 * c] = _mm256_srai_epi16(_mm256_slli_epi16(p, 8), 8);
                     w[2 * c + 1] = _mm256_srai_epi16(p, 8);
                 }
+                for (int c = 0; c < 8; c++) HOLD(w[c]);
 #pragma GCC unroll 1
                 for (int m = 0; m < MB; m++) {
                     const int8_t *x = xq + m * stride + b * 2 * GROUP + 32 * half;
-                    __m256i v = _mm256_madd_epi16(w[0], _mm256_set1_epi32(four(x)));
-#pragma GCC unroll 8
-                    for (int c = 1; c < 8; c++)
-                        v = _mm256_add_epi32(v, _mm256_madd_epi16(w[c], _mm256_set1_epi32(four(x + 4 * c))));
+                    __m256i v = dot_q8(w, x);
                     if (half == 0) {
                         s[m] = v;
                         continue;
@@ -199,8 +211,8 @@ INLINE void tile_any(TILE_ARGS, const int MB, const int P, const int q4) {
                         s[r] += w * (P == 2 ? 64 * x[4 * c + j] + x[GROUP + 4 * c + j] : x[4 * c + j]);
                     }
             for (int r = 0; r < TILE; r++) {
-                float a = fmaf((float)s[r], d[r] * xs[m * groups + b], out[TILE * m + r]);
-                out[TILE * m + r] = q4 ? fmaf(mn[r], xm[m * groups + b], a) : a;
+                float a = q4 ? fmaf(mn[r], xm[m * groups + b], out[TILE * m + r]) : out[TILE * m + r];
+                out[TILE * m + r] = fmaf((float)s[r], d[r] * xs[m * groups + b], a);
             }
         }
     }
