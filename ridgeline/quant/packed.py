@@ -2,9 +2,9 @@
 
 GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; other quantized types become 8 bits.
 Tokens before `prefill_from` multiply codes by codes (activations as 14-bit integers): one path, bitwise
-equal at every number of rows. Where the CPU multiplies bfloat16
-itself, many rows of a prompt unpack the weight into scratch and take one such product; elsewhere the codes
-are as fast.
+equal at every number of rows. Where the CPU multiplies bfloat16 itself, a prompt's rows unpack the weight
+into scratch and take such products, whose size is fixed, so that a row's bits hang on no other row either;
+elsewhere the codes are as fast.
 
 Legend: T tokens, K input features, N output features, B bytes.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import pad, rms_norm, silu
 
 from ridgeline.kernels.cpu.native import Native
 from ridgeline.kernels.cpu.structs import ADD, Q4, Q8, SILU_MUL, STORE, Matrix, Product
@@ -25,7 +25,7 @@ from ridgeline.spec.block import ParamSpec
 
 GROUP, TILE = 32, 16
 TILE_BYTES = {Q4: 320, Q8: 544}  # of one group of a tile, see tiles.h
-UNPACK_ROWS = 24  # prompt rows from which unpacking pays
+PRODUCT_ROWS = 128  # of every bfloat16 product: the library's order of summing changes with the rows
 _KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8}
 
 
@@ -102,8 +102,7 @@ class PackedMatrix:
         num = x_TK.shape[0]
         width = self.n // 2 if epilogue == SILU_MUL else self.n
         out = torch.empty(self.native.room(num), width)[:num]
-        unpacks = self.scratch is not None and num - prefill_from >= UNPACK_ROWS and self.n % TILE == 0
-        first = prefill_from if unpacks else num
+        first = min(prefill_from, num) if self.scratch is not None and self.n % TILE == 0 else num
         if first:
             self._multiply(x_TK[:first], epilogue, norm_K, eps, residual_TN, out[:first])
         if first < num:
@@ -151,15 +150,18 @@ class PackedMatrix:
         assert self.scratch is not None
         weight_KN = self.scratch.take(self.k, self.n)
         self.native.unpack(self.matrix, weight_KN.data_ptr(), torch.get_num_threads())
-        product = torch.mm(x.bfloat16(), weight_KN).float()
-        if epilogue == STORE:
-            out.copy_(product)
-        elif epilogue == ADD:
-            assert residual is not None
-            torch.add(residual, product, out=out)
-        else:
-            gate, up = product.chunk(2, -1)
-            torch.mul(silu(gate), up, out=out)
+        x_TK = pad(x.bfloat16(), (0, 0, 0, -x.shape[0] % PRODUCT_ROWS))
+        for first, part in enumerate(x_TK.split(PRODUCT_ROWS)):
+            rows = slice(first * PRODUCT_ROWS, (first + 1) * PRODUCT_ROWS)
+            product = torch.mm(part, weight_KN)[: len(out[rows])].float()
+            if epilogue == STORE:
+                out[rows] = product
+            elif epilogue == ADD:
+                assert residual is not None
+                torch.add(residual[rows], product, out=out[rows])
+            else:
+                gate, up = product.chunk(2, -1)
+                torch.mul(silu(gate), up, out=out[rows])
 
 
 @dataclass(frozen=True, slots=True)

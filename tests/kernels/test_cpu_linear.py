@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ridgeline.kernels.cpu.native import Native
-from ridgeline.quant.packed import UNPACK_ROWS, PackedMatrix, Packing32, Scratch
+from ridgeline.quant.packed import PRODUCT_ROWS, PackedMatrix, Packing32, Scratch
 from tests.quant.blocks import Source, random_part, values
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -174,9 +174,9 @@ def test_numbers_near_the_ends_of_float32(library: Native, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_prompt(library: Native, kind: str) -> None:
-    """Tokens before prefill_from keep the decode path to the bit; enough others take a bfloat16 product."""
+    """Tokens before prefill_from keep the decode path to the bit; the others take a bfloat16 product."""
     packed, weight = matrix(library, kind, 64, 96)
-    total = 5 + UNPACK_ROWS
+    total = 29
     x, residual, gain = inputs(total, 96), torch.randn(total, 64), torch.randn(96)
     share = 1.6 * 2**-7  # bfloat16 keeps 8 bits of both factors and of the sum
     (plain, plain_off), (normed, normed_off) = (
@@ -191,8 +191,22 @@ def test_rows_of_a_prompt(library: Native, kind: str) -> None:
         assert torch.equal(mixed[:5], decode[:5])
         assert ((mixed - exact).abs() <= most)[5:].all()
         assert not torch.equal(mixed[5:], decode[5:]), "the bfloat16 product was not taken"
-        assert torch.equal(run(x, residual, 6), decode), "too few rows to unpack for"
         assert torch.equal(run(x[:0], residual[:0], 0), decode[:0])
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "q8_0"])
+def test_a_row_of_a_prompt_does_not_depend_on_company(library: Native, kind: str) -> None:
+    """Where prompts unpack: a chunk alone, in pieces, and after decodes and other chunks, to the bit."""
+    packed, _ = matrix(library, kind, 64, 512)
+    total = PRODUCT_ROWS + 40
+    x, residual, gain = inputs(total, 512), torch.randn(total, 64), torch.randn(512)
+    for run in (lambda x, r, at: packed.apply(x, at), lambda x, r, at: packed.apply_norm(x, gain, EPS, at),
+                lambda x, r, at: packed.apply_add(x, r, at),
+                lambda x, r, at: packed.apply_gated(x, gain, EPS, "silu", at)):
+        together = run(x, residual, 3)
+        for first, last in ((3, 4), (4, 9), (9, 40), (20, 70), (70, total), (3, total)):
+            alone = run(x[first:last], residual[first:last], 0)
+            assert torch.equal(alone, together[first:last]), (first, last)
 
 
 @pytest.mark.parametrize("kind", KINDS)

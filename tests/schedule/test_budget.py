@@ -16,6 +16,8 @@ def slow_share(wanted: list[int], left: int, whole: bool) -> list[int]:
         got = 0 if stopped else min(want, left)
         if whole and got < want:
             got, stopped = 0, True
+        elif got > 1 and got == want - 1:
+            got, left = got - 1, left - 1
         shared.append(got)
         left -= got
     return shared
