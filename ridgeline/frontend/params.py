@@ -6,6 +6,8 @@ The last check before the sampler, for requests from Python or a foreign client.
 import math
 from typing import Any
 
+import msgspec
+
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.protocol import Sampling
 from ridgeline.spec.sampling import SamplingParams
@@ -16,46 +18,13 @@ MAX_CHOICES = 128
 
 def to_wire(params: SamplingParams) -> Sampling:
     """Without what is the text layer's business."""
-    return Sampling(
-        n=params.n,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=list(params.stop_token_ids),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-    )
+    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    return Sampling(**values | {"logit_bias": dict(params.logit_bias)})
 
 
 def from_wire(sampling: Sampling) -> SamplingParams:
     """The engine's side of `to_wire`."""
-    return SamplingParams(
-        n=sampling.n,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-    )
+    return SamplingParams(**msgspec.structs.asdict(sampling))
 
 
 def check_sampling(params: SamplingParams) -> None:

@@ -6,26 +6,30 @@ union value, or a list of them: the engine sends all news of a step for one clie
 
 import msgspec
 
+from ridgeline.spec.sampling import SamplingParams
+
+_DEFAULT = SamplingParams()
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SamplingParams without what is the text layer's business (stop strings, detokenize)."""
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    n: int = _DEFAULT.n
+    temperature: float = _DEFAULT.temperature
+    top_k: int = _DEFAULT.top_k
+    top_p: float = _DEFAULT.top_p
+    min_p: float = _DEFAULT.min_p
+    repetition_penalty: float = _DEFAULT.repetition_penalty
+    presence_penalty: float = _DEFAULT.presence_penalty
+    frequency_penalty: float = _DEFAULT.frequency_penalty
     logit_bias: dict[int, float] = {}
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: list[int] = []
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    seed: int | None = _DEFAULT.seed
+    max_tokens: int | None = _DEFAULT.max_tokens
+    min_tokens: int = _DEFAULT.min_tokens
+    ignore_eos: bool = _DEFAULT.ignore_eos
+    stop_token_ids: tuple[int, ...] = _DEFAULT.stop_token_ids
+    logprobs: int | None = _DEFAULT.logprobs
+    prompt_logprobs: int | None = _DEFAULT.prompt_logprobs
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
