@@ -60,25 +60,35 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What every answer and every event of a stream begins with."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """finish_reason is null in all but a choice's last chunk."""
+
+    index: int
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     role: str = "assistant"
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
+class ChatChoice(Choice, frozen=True, kw_only=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: str
     stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    created: int
-    model: str
+class ChatCompletion(Body, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
@@ -92,46 +102,34 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
+class ChatChunkChoice(Choice, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: str | None
     stop_reason: str | int | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(Body, frozen=True, kw_only=True):
     """One event of a streamed chat; the last one has no choices and the usage, when it was asked for."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a whole answer and of a chunk; finish_reason is null in all but a choice's last chunk."""
+class CompletionChoice(Choice, frozen=True, kw_only=True):
+    """Of a whole answer and of a chunk."""
 
-    index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: str | None
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(Body, frozen=True, kw_only=True):
     """A whole answer, or one event of a streamed one."""
 
-    id: str
-    created: int
-    model: str
     choices: list[CompletionChoice]
     object: str = "text_completion"
     system_fingerprint: str | None = None
