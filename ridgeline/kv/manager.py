@@ -19,7 +19,7 @@ from ridgeline.kv.copies import CopyQueue
 from ridgeline.kv.kinds import NEVER, Probe, Room, longest, rooms_of, shareable
 from ridgeline.kv.news import CacheStats, StepNews, TableNews
 from ridgeline.kv.pool import NULL_PAGE, PagePool
-from ridgeline.kv.prefix import HashChain, PrefixIndex
+from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
 from ridgeline.kv.seqtable import GroupTable, SeqTable
 from ridgeline.kv.writable import Writable
 from ridgeline.spec.cache import CacheLayout
@@ -130,7 +130,7 @@ class KVManager:
         table = self._seqs[seq]
         return 0 if num_tokens <= table.ready else max(0, -self._writable.spare(table, num_tokens))
 
-    def commit(self, seq: int, num_computed: int, tokens: Sequence[int]) -> None:
+    def commit(self, seq: int, num_computed: int, tokens: Tokens) -> None:
         """Positions < num_computed are computed and hold `tokens` (at least that many known).
 
         Full blocks enter the prefix index and pages that left a window are dropped (all that the query at
@@ -144,7 +144,7 @@ class KVManager:
             self._settle(table, tokens)
 
     def commit_all(self, seqs: Sequence[int], num_computed: Sequence[int],
-                   tokens: Sequence[Sequence[int]]) -> None:
+                   tokens: Sequence[Tokens]) -> None:
         """commit() for each triple."""
         tables, settle = self._seqs, self._settle
         for seq, num, known in zip(seqs, num_computed, tokens):
@@ -302,7 +302,7 @@ class KVManager:
             table.num_query = 0
         return True
 
-    def _settle(self, table: SeqTable, tokens: Sequence[int]) -> None:
+    def _settle(self, table: SeqTable, tokens: Tokens) -> None:
         """The slow half of commit(): index what is full, drop what left a window, say when to come back."""
         num_computed, chain, wake = table.num_computed, table.chain, NEVER
         for room, group in zip(self._rooms, table.groups):
@@ -321,8 +321,7 @@ class KVManager:
                 wake = leave
         table.wake = wake
 
-    def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Sequence[int],
-               full: int) -> None:
+    def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Tokens, full: int) -> None:
         """Index the pages up to entry `full`, except where the same tokens are cached already."""
         per_page = room.page_tokens // chain.block_tokens
         chain.extend(tokens, full * per_page)

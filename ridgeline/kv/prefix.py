@@ -7,25 +7,25 @@ them and which may be evicted is the pool's business.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from struct import Struct
+from struct import pack
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = Sequence[int] | NDArray[np.int32]
 
 _DIGEST_BYTES = 32
 _TOKEN_BYTES = 4
 
 
-@cache
-def _packer(num_tokens: int) -> Callable[..., bytes]:
-    return Struct(f"<{num_tokens}i").pack
-
-
-def encode(tokens: Sequence[int]) -> bytes:
+def encode(tokens: Tokens) -> bytes:
     """Token ids as bytes; equal prefixes of tokens are equal prefixes of bytes."""
-    return _packer(len(tokens))(*tokens)
+    if isinstance(tokens, np.ndarray):
+        return tokens.astype("<i4", copy=False).tobytes()
+    return pack(f"<{len(tokens)}i", *tokens)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -51,7 +51,7 @@ class HashChain:
         self.digests = [root.digest()]
         self.blocks: list[bytes] = []
 
-    def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
+    def extend(self, tokens: Tokens, num_blocks: int) -> None:
         """Hash on until num_blocks blocks of `tokens` are named."""
         digests, blocks, size = self.digests, self.blocks, self.block_tokens
         for start in range(len(blocks) * size, num_blocks * size, size):

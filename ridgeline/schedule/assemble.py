@@ -57,8 +57,8 @@ def _chunk(rows: Rows, taken: Taken, row: int) -> Int:
     assert request is not None
     if last <= request.num_prompt:
         return request.prompt[first:last]
-    known = request.tokens[first:last]
-    return np.array(known + [PLACEHOLDER] * (last - first - len(known)), np.int32)
+    known = rows.tokens[row, first:min(last, int(rows.known[row]))]
+    return np.concatenate([known, np.full(last - first - len(known), PLACEHOLDER, np.int32)])
 
 
 def _int(values: list[int]) -> Int:

@@ -167,8 +167,9 @@ class Book:
     def _leave_row(self, request: Request) -> None:
         """Free row and pages; what it computed may stay cached (a failed step's tokens never count as
         computed)."""
+        computed = int(self.rows.computed[request.row])
+        self.rows.leave(request)
         if self._index:
-            self._manager.commit(request.number, int(self.rows.computed[request.row]), request.tokens)
+            self._manager.commit(request.number, computed, request.tokens)
         self._manager.release(request.number)
         self.running.remove(request)
-        self.rows.leave(request)

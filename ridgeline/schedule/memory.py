@@ -157,7 +157,7 @@ class Memory:
         for sibling in self._book.family(request.id):
             computed = int(self._rows.computed[sibling.row]) if sibling.row >= 0 else 0
             if computed > shared:
-                self._manager.commit(sibling.number, computed, sibling.tokens)
+                self._manager.commit(sibling.number, computed, self._rows.tokens[sibling.row])
                 if got := self._manager.fork(sibling.number, request.number, shared):
                     return got
                 self._manager.release(request.number)
@@ -192,6 +192,6 @@ class Memory:
         due = (ours & (rows.computed >= rows.index_at)).nonzero()[0]
         if len(due):
             computed = rows.computed[due]
-            tokens = [request.tokens for request in rows.requests(due)]
-            self._manager.commit_all(rows.number[due].tolist(), computed.tolist(), tokens)
+            self._manager.commit_all(rows.number[due].tolist(), computed.tolist(),
+                                     [rows.tokens[row] for row in due.tolist()])
             rows.index_at[due] = (computed // self._block_tokens + 1) * self._block_tokens

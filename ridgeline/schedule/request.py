@@ -85,8 +85,9 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 class Request:
     """One choice of a request. Written by the scheduler only.
 
-    tokens [known]: prompt and committed output. order: the policy's rank, smaller first, unique. row: the
-    runner row while RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
+    tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
+    token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. row: the runner row while
+    RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
     preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
     prompt position whose log-probability is still owed (num_prompt when none is).

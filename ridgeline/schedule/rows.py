@@ -37,7 +37,8 @@ class Rows:
 
     end: positions that are ever fed. reserved: positions below it have a writable page. index_at: the
     computed count at which the cache manager hears of the row next. slow: the row's result needs more than a
-    token appended. id, choice, num_prompt, num_cached, tokens, token_times_s: the request's own, as columns.
+    token appended. id, choice, num_prompt, num_cached: the request's own, as columns. tokens, times_s
+    [num_rows, room]: the known tokens by position, and when the output among them was committed.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -56,8 +57,8 @@ class Rows:
         self.choice: Long = np.zeros(num_rows, np.int64)
         self.num_cached: Long = np.zeros(num_rows, np.int64)
         self.id: list[str] = [""] * num_rows
-        self.tokens: list[list[int]] = [[]] * num_rows
-        self.token_times_s: list[list[float]] = [[]] * num_rows
+        self.tokens: NDArray[np.int32] = np.zeros((num_rows, 0), np.int32)
+        self.times_s: NDArray[np.float64] = np.zeros((num_rows, 0))
         self.request: list[Request | None] = [None] * num_rows
         self.row_of: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
@@ -85,21 +86,42 @@ class Rows:
         self.last_token[row] = request.tokens[-1]
         self.slow[row] = True
         self.choice[row], self.num_cached[row] = request.choice, request.num_cached
-        self.id[row], self.tokens[row] = request.id, request.tokens
-        self.token_times_s[row] = request.token_times_s
-        self.request[row] = request
+        self.id[row], self.request[row] = request.id, request
+        self.make_room(len(request.tokens))
+        self.tokens[row, :len(request.tokens)] = request.tokens
         self.row_of[request.number] = row
         request.row = row
+
+    def make_room(self, num_tokens: int) -> None:
+        """Columns for so many tokens of each row."""
+        room = self.tokens.shape[1]
+        if num_tokens > room:
+            widths = (0, 0), (0, max(num_tokens - room, room))
+            self.tokens, self.times_s = np.pad(self.tokens, widths), np.pad(self.times_s, widths)
+
+    def sync(self, request: Request) -> None:
+        """Give a request that runs the tokens that only its row knows."""
+        new = slice(len(request.tokens), self.known[request.row])
+        request.tokens += self.tokens[request.row, new].tolist()
+        request.token_times_s += self.times_s[request.row, new].tolist()
+
+    def append(self, request: Request, num_new: int) -> None:
+        """The request's last num_new tokens are news to its row."""
+        row, known = request.row, len(request.tokens)
+        self.make_room(known)
+        self.tokens[row, known - num_new:known] = request.tokens[known - num_new:]
+        self.known[row], self.last_token[row] = known, request.tokens[-1]
 
     def leave(self, request: Request) -> None:
         """Free the request's row; steps in flight may still name it."""
         row = request.row
+        self.sync(request)
         request.last_step = int(self.last_step[row])
         self.number[row] = self.last_step[row] = -1
         for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
                         self.reserved, self.index_at):
             counter[row] = 0
-        self.id[row], self.tokens[row], self.token_times_s[row], self.request[row] = "", [], [], None
+        self.id[row], self.request[row] = "", None
         del self.row_of[request.number]
         request.row = -1
         self._free.append(row)
@@ -141,5 +163,7 @@ class Rows:
         for row in live.tolist():
             request = self.request[row]
             assert request is not None and request.row == row and request.number == self.number[row]
-            assert len(request.tokens) == self.known[row] and request.tokens[-1] == self.last_token[row]
+            assert request.num_prompt <= len(request.tokens) <= self.known[row]
+            assert self.tokens[row, :len(request.tokens)].tolist() == request.tokens
+            assert self.tokens[row, self.known[row] - 1] == self.last_token[row]
         assert not self.known[self._free].any() and not self.pending()[self._free].any()

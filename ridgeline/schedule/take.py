@@ -1,8 +1,7 @@
 """Taking a step's result: tokens are appended, requests end, news is made. Most rows of most steps go the
 quick way."""
 
-from collections import deque
-from itertools import compress, repeat
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +41,16 @@ class Taker:
 
     def _take_quick(self, quick: Bool, token: Int, now: float) -> list[Output]:
         """One more token for each row of `quick`. Columns and map: Python runs no line for each row here."""
-        rows, at, chosen = self._rows, quick.nonzero()[0], quick.tolist()
+        rows, at = self._rows, quick.nonzero()[0]
+        new, place = token[at], rows.known[at]
+        rows.make_room(int(rows.known.max()) + 1)
+        rows.tokens[at, place] = rows.last_token[at] = new
+        rows.times_s[at, place] = now
         rows.known += quick
-        np.copyto(rows.last_token, token, where=quick)
-        new = token[at].tolist()
-        deque(map(list.append, compress(rows.tokens, chosen), new), maxlen=0)
-        deque(map(list.append, compress(rows.token_times_s, chosen), repeat(now)), maxlen=0)
-        self._book.counters.num_generated_tokens += len(new)
-        return list(map(Output, compress(rows.id, chosen), rows.choice[at].tolist(), zip(new),
-                        (rows.known - rows.num_prompt)[at].tolist(), rows.num_prompt[at].tolist(),
-                        rows.num_cached[at].tolist()))
+        self._book.counters.num_generated_tokens += len(at)
+        ids, num_prompt = compress(rows.id, quick.tolist()), rows.num_prompt[at]
+        return list(map(Output, ids, rows.choice[at].tolist(), zip(new.tolist()),
+                        (place + 1 - num_prompt).tolist(), num_prompt.tolist(), rows.num_cached[at].tolist()))
 
     def _take_slow(self, plan: StepPlan, result: StepResult, index: int, first: int,
                    now: float) -> Output | None:
@@ -66,6 +65,8 @@ class Taker:
         if result.failed[index]:
             book.finish(request, Finish.ERROR, now)
             return request.news(error=result.errors.get(index, "the step failed"))
+        if request.row >= 0:
+            self._rows.sync(request)
         owed = request.prompt_logprobs_from  # a prompt that is computed again brings them again
         assert tokens or not plan.sample[index], "a row that samples brings a token or an error"
         scores = tuple(score for score in result.prompt_logprobs.get(index, ()) if score[0] >= owed)
@@ -95,8 +96,7 @@ class Taker:
             request.first_token_s = now
             self._book.prompt_computed(request)
         if kept and row >= 0:
-            rows.known[row] += len(kept)
-            rows.last_token[row] = kept[-1]
+            rows.append(request, len(kept))
             rows.slow[row] = request.params.logprobs is not None
         return kept, reason
 
