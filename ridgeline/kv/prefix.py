@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 Tokens = Sequence[int] | NDArray[np.int32]
 
 _DIGEST_BYTES = 32
+_TOKEN = np.dtype("<i4")
 _TOKEN_BYTES = 4
 
 
 def encode(tokens: Tokens) -> bytes:
     """Token ids as bytes; equal prefixes of tokens are equal prefixes of bytes."""
     if isinstance(tokens, np.ndarray):
-        return tokens.astype("<i4", copy=False).tobytes()
+        return tokens.astype(_TOKEN, copy=False).tobytes()
     return pack(f"<{len(tokens)}i", *tokens)
 
 

@@ -88,7 +88,8 @@ class Rows:
         self.choice[row], self.num_cached[row] = request.choice, request.num_cached
         self.id[row], self.request[row] = request.id, request
         self.make_room(len(request.tokens))
-        self.tokens[row, :len(request.tokens)] = request.tokens
+        self.tokens[row, :request.num_prompt] = request.prompt
+        self.tokens[row, request.num_prompt:len(request.tokens)] = request.tokens[request.num_prompt:]
         self.row_of[request.number] = row
         request.row = row
 

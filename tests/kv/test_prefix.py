@@ -1,5 +1,6 @@
 """Names of prefixes, and the search for the block that shares most."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,13 @@ def test_common_tokens_counts_whole_tokens(a: list[int], b: list[int]) -> None:
     """Ids that share bytes but not all of them are different tokens."""
     common = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     assert common_tokens(encode(a), encode(b)) == common
+
+
+@given(TOKENS)
+def test_an_array_is_encoded_as_a_list_is(tokens: list[int]) -> None:
+    """Running rows bring arrays, strided or not; waiting requests bring lists: their blocks must meet."""
+    both = np.stack([np.array(tokens, np.int32)] * 2, axis=1)
+    assert encode(both[:, 0]) == encode(both[:, 0].copy()) == encode(tokens)
 
 
 def names(salt: str, tokens: list[int], block: int = 2) -> list[bytes]:
