@@ -41,6 +41,7 @@ from ridgeline.nn.build import Model, build_model
 from ridgeline.nn.linear import Weight
 from ridgeline.nn.load import Weights, load_weights
 from ridgeline.nn.progress import told_when_slow
+from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.schedule.executor import Capacity
@@ -187,6 +188,9 @@ def _capacity(
     sizes = decide_sizes(
         config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
         room=_gpu_room(config, spec, numerics, weights, device) if on_gpu else None,
+        recorded_bytes=recorded_bytes(
+            spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
+        ) if numerics.name == "packed" else 0,
     )  # fmt: skip
     return Capacity(
         layout=layout,

@@ -90,19 +90,23 @@ def step_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
 
 def decide_sizes(
     config: EngineConfig, layout: CacheLayout, *, max_position: int, free_bytes: int, startup: Startup,
-    room: GpuRoom | None = None,
+    room: GpuRoom | None = None, recorded_bytes: int = 0,
 ) -> Sizes:
     """Fill in what the config leaves open.
 
     free_bytes: memory that is left once the weights are there. room: the GPU's, where the cache lies there.
+    recorded_bytes: what the recording of decode steps will take of a CPU's free memory (nn.replay).
     Raises ConfigError when the context that is asked for is longer than the model's, or when the cache cannot
     hold a single block.
     """
     _check(config, max_position)
     wanted = config.max_model_len or max_position
     if room is None:
-        cache_bytes = _cache_bytes(config, layout, wanted, free_bytes // CACHE_SHARE, startup,
-                                   f"a quarter of the {free_bytes / GIB:.1f} GiB that are free")
+        free_bytes = max(free_bytes - recorded_bytes, 0)
+        why = f"a quarter of the {free_bytes / GIB:.1f} GiB that are free"
+        if recorded_bytes:
+            why += f" beside {format_bytes(recorded_bytes)} for recorded decode steps"
+        cache_bytes = _cache_bytes(config, layout, wanted, free_bytes // CACHE_SHARE, startup, why)
     else:
         _check_room(config, layout, room)
         cache_bytes = _cache_bytes(config, layout, wanted, room.cache_bytes, startup, room.text())

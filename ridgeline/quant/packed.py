@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import pad, rms_norm, silu
 
 from ridgeline.kernels.cpu.native import Native
-from ridgeline.kernels.cpu.structs import ADD, Q4, Q8, SILU_MUL, STORE, Matrix, Product
+from ridgeline.kernels.cpu.structs import ADD, MULTIPLY, Q4, Q8, SILU_MUL, STORE, Matrix, Product
+from ridgeline.kernels.cpu.workspace import workspace
 from ridgeline.quant.format import GgufBlocks, SourceWeight
 from ridgeline.spec.block import ParamSpec
 
@@ -27,6 +28,11 @@ GROUP, TILE = 32, 16
 TILE_BYTES = {Q4: 320, Q8: 544}  # of one group of a tile, see tiles.h
 PRODUCT_ROWS = 128  # of every bfloat16 product: the library's order of summing changes with the rows
 _KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8}
+
+
+def product_bytes(rows: int, k: int, planes: int) -> int:
+    """Workspace of a product: codes, scales and sums of the activations."""
+    return rows * (planes * k + 8 * (k // GROUP))
 
 
 class Scratch:
@@ -125,7 +131,7 @@ class PackedMatrix:
         if residual is not None and residual.stride(1) != 1:
             residual = residual.contiguous()
         held = self.native.room(rows)
-        room = torch.empty(held * (self.planes * self.k + 8 * groups), dtype=torch.uint8)
+        room = workspace(self.native, MULTIPLY, product_bytes(held, self.k, self.planes))
         codes = room.data_ptr()
         scales = codes + held * self.planes * self.k
         product = Product(

@@ -41,6 +41,17 @@ def test_little_memory_shortens_the_context() -> None:
     assert startup.choices["max_model_len"] == (1600, "what the KV cache holds of the model's 8192")
 
 
+def test_recorded_steps_are_set_aside_first() -> None:
+    """The cache's share is of what the recording of decode steps leaves."""
+    given = EngineConfig(), LAYOUT
+    room, recorded = 4 * 101 * 65536, 300_000_000
+    startup = Startup(VirtualClock())
+    sizes = decide_sizes(*given, max_position=8192, free_bytes=room + recorded, startup=startup,
+                         recorded_bytes=recorded)
+    assert sizes == decide(free_bytes=room)[0]
+    assert "beside 300 MB for recorded decode steps" in startup.choices["kv_cache_bytes"][1]
+
+
 def test_given_numbers_are_kept() -> None:
     """A context that is asked for stays where the cache holds less: the door refuses what cannot fit."""
     sizes, startup = decide(kv_cache_bytes=33 * 65536 + 5, max_model_len=2048, max_num_batched_tokens=96)

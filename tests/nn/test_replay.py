@@ -14,7 +14,7 @@ from ridgeline.kernels.cpu.native import Native
 from ridgeline.kernels.cpu.tape import Tape
 from ridgeline.nn.build import Model, build_model
 from ridgeline.nn.linear import Weight
-from ridgeline.nn.replay import MAX_ROWS, TRIALS, Replay
+from ridgeline.nn.replay import MAX_ROWS, TRIALS, Replay, recorded_bytes
 from ridgeline.quant.packed import PackedMatrix, Packing32
 from ridgeline.runner.cache import PageCache
 from ridgeline.spec.cache import plan_layout
@@ -163,6 +163,35 @@ def test_nan_of_one_row_stays_there() -> None:
     for _ in range(TRIALS + 3):
         a, b = (scene.step([4, 5, 6], [40, 50, 60]) for scene in (recorded, plain))
         assert a[1].isnan().all() and torch.equal(a[[0, 2]], b[[0, 2]])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_memory_of_a_recording_is_foretold(threads: int) -> None:
+    """What the start sets aside is what a recording then holds, weights and cache apart."""
+    torch.set_num_threads(threads)
+    spec = spec_of()
+    scene = Scene(spec, packed_model(spec), alone=False)
+    recorder = CountsTapes(kernels(), scene.model._modules)
+    scene.model._replay = recorder
+    scene.step([1, 2], [30, 300])
+    weights = {part.data_ptr() for tensor in recorder.kept if isinstance(tensor, PackedMatrix)
+               for part in tensor.tensors().values()}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for tensor in recorder.kept if isinstance(tensor, Tensor)}
+    not_counted = {scene.pages.arena.untyped_storage().data_ptr(), *weights}
+    held = sum(size for at, size in storages.items() if at not in not_counted)
+    foretold = recorded_bytes(spec, threads=threads, max_tokens=scene.table.shape[1] * scene.tokens)
+    small = 2 * 4 * spec.hidden_size * len(spec.layers)  # weights of the norms
+    assert held - small <= foretold <= held
+
+
+class CountsTapes(Replay):
+    """Says what its tape keeps alive."""
+
+    @property
+    def kept(self) -> list[object]:
+        assert self._tape is not None
+        return self._tape._kept
 
 
 class Adds:

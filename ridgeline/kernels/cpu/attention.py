@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.kernels.cpu.native import Native
-from ridgeline.kernels.cpu.structs import Attention
+from ridgeline.kernels.cpu.structs import ATTEND, Attention
 from ridgeline.kernels.cpu.tape import CUT_BELOW, KEY_CHUNK, MAX_GROUP, chunks_cut, passes
+from ridgeline.kernels.cpu.workspace import workspace
 
 _MAX_DIM, HEAD = 256, 8  # of attention.c
 
@@ -87,6 +88,11 @@ def fits(entries: Tensor, activations: torch.dtype) -> bool:
     )
 
 
+def attention_bytes(rows: int, heads: int, dim: int, *, threads: int, chunks: int) -> int:
+    """Workspace of a call: turned queries, and the parts of rows that are cut (more units are never cut)."""
+    return 4 * (rows * heads * dim + CUT_BELOW * threads * chunks * MAX_GROUP * (dim + HEAD))
+
+
 def fused_attention(
     native: Native,
     qkv_TND: Tensor,
@@ -112,8 +118,7 @@ def fused_attention(
     num_runs = num_rows if runs is None else len(runs.start) - 1
     chunks = chunks_cut(num_runs * kv_heads * passes(heads, kv_heads), rows.longest, threads)
     most = chunks if native.tape is None else rows.table_SP.shape[1] * entries.shape[1] // KEY_CHUNK + 1
-    queries = torch.empty(held * heads * dim)
-    partial = torch.empty(CUT_BELOW * threads * most * MAX_GROUP * (dim + HEAD))  # more units are never cut
+    room = workspace(native, ATTEND, attention_bytes(held, heads, dim, threads=threads, chunks=most))
     rotary = rows.cosine_TR.shape[1]
     call = Attention(
         rows=num_rows, heads=heads, kv_heads=kv_heads, head_dim=dim, rotary_dim=rotary,
@@ -125,8 +130,9 @@ def fused_attention(
         table=rows.table_SP.data_ptr(), sequence=None if runs is None else runs.sequence_T.data_ptr(),
         run_start=None if runs is None else runs.start.data_ptr(), keys=entries.data_ptr(),
         values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),
-        queries=queries.data_ptr(), partial=partial.data_ptr(), qkv_stride=qkv_TND.stride(0),
-        angle_stride=rows.cosine_TR.stride(0), table_stride=rows.table_SP.stride(0),
-        page_stride=entries.stride(0), slot_stride=entries.stride(1), head_stride=entries.stride(3))
-    native.attend(call, (qkv_TND, rows, q_norm, k_norm, entries, out, queries, partial))
+        queries=room.data_ptr(), partial=room.data_ptr() + 4 * held * heads * dim,
+        qkv_stride=qkv_TND.stride(0), angle_stride=rows.cosine_TR.stride(0),
+        table_stride=rows.table_SP.stride(0), page_stride=entries.stride(0), slot_stride=entries.stride(1),
+        head_stride=entries.stride(3))
+    native.attend(call, (qkv_TND, rows, q_norm, k_norm, entries, out, room))
     return out

@@ -5,8 +5,12 @@ Between kernels of a step Python would cost as much as the kernels. Knows no mod
 
 import ctypes
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ridgeline.kernels.cpu.structs import Attention, Call, Matrix, Product
+
+if TYPE_CHECKING:  # a library's trial goes without torch
+    from torch import Tensor
 
 KEY_CHUNK, MAX_GROUP = 256, 16  # of attention.c
 CUT_BELOW = 4  # work items a thread below which each row's keys are cut over threads
@@ -34,6 +38,7 @@ class Tape:
         self.threads = threads
         self._calls: list[tuple[int, Matrix | None, Product | Attention]] = []
         self._kept: list[object] = []
+        self.shared: dict[int, Tensor] = {}  # by kind of call, see workspace.py
         self._array: ctypes.Array[Call] | None = None
 
     def __len__(self) -> int:
