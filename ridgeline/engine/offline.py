@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
+import msgspec
+
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
 from ridgeline.engine.outputs import OutputBuilder, RequestOutput
 from ridgeline.engine.requests import EncodedRequest
 from ridgeline.engine.wire import news_of, token_array
 from ridgeline.frontend.generation import Generation
+from ridgeline.frontend.protocol import News
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.nn.progress import Progress
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.request import NewRequest
+from ridgeline.schedule.request import NewRequest, Output
 
 
 class Offline:
@@ -61,13 +64,20 @@ class Offline:
         )
 
     def _drain(self, builders: dict[str, OutputBuilder], bar: Progress, interrupted: threading.Event) -> None:
+        """Only a stop string has to be looked for at every step; other requests are read when they end."""
         loop = self._loop
+        held: dict[str, list[Output]] = {
+            name: [] for name, builder in builders.items() if not builder.generation.params.stop
+        }
         while loop.has_work():
             if interrupted.is_set():
                 raise KeyboardInterrupt
             for output in loop.step():
-                generation = builders[output.id].generation
-                delta = generation.feed(news_of(output))
+                if output.finish is None and (later := held.get(output.id)) is not None:
+                    later.append(output)
+                    continue
+                generation, earlier = builders[output.id].generation, held.get(output.id, [])
+                delta = generation.feed(_joined([o for o in earlier if o.choice == output.choice], output))
                 if delta.abort_keep is not None:
                     loop.abort(output.id, output.choice, delta.abort_keep)
                 if output.finish is not None and generation.engine_done:
@@ -78,6 +88,18 @@ class Offline:
             self._loop.abort(name)
         while self._loop.has_work():
             self._loop.step()
+
+
+def _joined(earlier: list[Output], last: Output) -> News:
+    """The news of one choice, as if they had come at once."""
+    outputs = (*earlier, last)
+    joined = msgspec.structs.replace(
+        last,
+        new_tokens=tuple(token for one in outputs for token in one.new_tokens),
+        logprobs=tuple(entry for one in outputs for entry in one.logprobs),
+        prompt_logprobs=tuple(entry for one in outputs for entry in one.prompt_logprobs),
+    )
+    return news_of(joined)
 
 
 @contextmanager

@@ -20,12 +20,12 @@ class GpuMethod:
     out: Tensor | None = None
 
     def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
-        return self.linears(Call(x_MK=x_TK, weight=self.weight_NK, out_MN=self._out(x_TK)))
+        return self._run(Call(x_MK=x_TK, weight=self.weight_NK, out_MN=self._out(x_TK)), prefill_from)
 
     def apply_norm(self, x_TK: Tensor, norm_K: Tensor, eps: float, prefill_from: int) -> Tensor:
-        return self.linears(
-            Call(x_MK=x_TK, weight=self.weight_NK, norm_K=norm_K, eps=eps, out_MN=self._out(x_TK))
-        )
+        out = self._out(x_TK)
+        call = Call(x_MK=x_TK, weight=self.weight_NK, norm_K=norm_K, eps=eps, out_MN=out)
+        return self._run(call, prefill_from)
 
     def gates(self, activation: str) -> bool:
         return activation == "silu"
@@ -34,10 +34,16 @@ class GpuMethod:
         self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str, prefill_from: int
     ) -> Tensor:
         assert activation == "silu"
-        return self.linears(Call(x_MK=x_TK, weight=self.weight_NK, norm_K=norm_K, eps=eps, gated=True))
+        call = Call(x_MK=x_TK, weight=self.weight_NK, norm_K=norm_K, eps=eps, gated=True)
+        return self._run(call, prefill_from)
 
     def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
-        return self.linears(Call(x_MK=x_TK, weight=self.weight_NK, residual_MN=residual_TN))
+        return self._run(Call(x_MK=x_TK, weight=self.weight_NK, residual_MN=residual_TN), prefill_from)
+
+    def _run(self, call: Call, prefill_from: int) -> Tensor:
+        """Decodes alone are recorded in a graph; beside chunks, launches cost more than the kernels gain."""
+        decodes = prefill_from >= len(call.x_MK)
+        return self.linears(call) if decodes else self.linears.by_cublas(call)
 
     def _out(self, x_TK: Tensor) -> Tensor | None:
         return self.out[: len(x_TK)] if self.out is not None and len(x_TK) <= len(self.out) else None

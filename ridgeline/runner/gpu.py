@@ -29,26 +29,35 @@ from ridgeline.base.errors import EngineDeadError
 from ridgeline.kernels.step_ends import greedy
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
-from ridgeline.runner.graphs import DecodeGraphs
+from ridgeline.runner.graphs import FIELDS, DecodeGraphs
 from ridgeline.runner.inputs import build_step, select
 from ridgeline.runner.logprobs import PromptScores, row_logprobs
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.runner import NOT_FINITE, Places, isolate
 from ridgeline.runner.sampler import Sampler
-from ridgeline.runner.stage import retrieve, stage
+from ridgeline.runner.stage import stage
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, RowStart, StepPlan, StepResult
 
 
+class _Slot:
+    """What a step in flight has to itself, used again once it has been waited for: pinned memory for its
+    inputs and results, and the events around it."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, pin_memory=True)
+        self.out = torch.zeros(2 * max_rows, dtype=torch.int32, pin_memory=True)
+        self.begun, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """A step on its way. out_2R: on the host once `ended` is reached: tokens, and 1 for a row that is not
-    finite. sampled: places that have a token there."""
+    """A step on its way. out_2R: pinned, whole once the slot's `ended` is reached: tokens, and 1 for a row
+    that is not finite. sampled: places that have a token there."""
 
     plan: StepPlan
     ticket: int
-    begun: torch.cuda.Event
-    ended: torch.cuda.Event
+    slot: _Slot
     out_2R: Tensor
     sampled: Places
     errors: dict[int, str] = field(default_factory=dict)
@@ -112,6 +121,7 @@ class GpuExecutor:
             if graphs and model.capturable
             else None
         )
+        self._slots = [_Slot(capacity.num_rows) for _ in range(self.max_in_flight)]
         self._flying: deque[_Flight] = deque()
         self._next_ticket = 0
 
@@ -122,23 +132,23 @@ class GpuExecutor:
         """Launch a step; returns its ticket."""
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
         assert plan.num_tokens <= self._capacity.max_step_tokens and not plan.draft.any()
+        slot = self._slots[self._next_ticket % len(self._slots)]
         flight = _Flight(
             plan=plan,
             ticket=self._next_ticket,
-            begun=torch.cuda.Event(enable_timing=True),
-            ended=torch.cuda.Event(enable_timing=True),
-            out_2R=torch.empty(0),
+            slot=slot,
+            out_2R=slot.out,
             sampled=np.flatnonzero(plan.sample != SAMPLE_NONE),
         )
-        with torch.inference_mode():
-            flight.begun.record()
-            self._take_news(plan)
-            if self._graphs is not None and plan.num_rows == plan.num_decodes:
-                out_2R = self._decode(self._graphs, flight)
-            else:
+        slot.begun.record()
+        self._take_news(plan)
+        if self._graphs is not None and plan.num_rows == plan.num_decodes:
+            out_2R = self._decode(self._graphs, flight)
+        else:
+            with torch.inference_mode():
                 out_2R = self._mixed(flight)
-            flight.out_2R = retrieve(out_2R)
-            flight.ended.record()
+        flight.out_2R = slot.out[: out_2R.numel()].view(out_2R.shape).copy_(out_2R, non_blocking=True)
+        slot.ended.record()
         self._next_ticket += 1
         self._flying.append(flight)
         return flight.ticket
@@ -153,11 +163,12 @@ class GpuExecutor:
         flight = self._flying.popleft()
         assert ticket == flight.ticket, "steps finish in the order begun"
         try:
-            flight.ended.synchronize()
+            flight.slot.ended.synchronize()
         except RuntimeError as error:  # an error of a kernel stays with the process
             raise EngineDeadError(f"the GPU failed: {error}") from error
         finished_s = self._clock.now()
-        return flight.result(finished_s - flight.begun.elapsed_time(flight.ended) / 1e3, finished_s)
+        elapsed_ms = flight.slot.begun.elapsed_time(flight.slot.ended)
+        return flight.result(finished_s - elapsed_ms / 1e3, finished_s)
 
     def close(self) -> None:
         """Wait for the steps in flight."""
@@ -177,10 +188,11 @@ class GpuExecutor:
         """[2, R and more]"""
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
-        done = graphs.run(plan.row, plan.start, plan.tokens, reach)
+        done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
         if not self._choosy[plan.row].any():
             return done.out_2S
-        return self._choose(done.logits_SV, flight, flight.sampled)
+        with torch.inference_mode():
+            return self._choose(done.logits_SV[: plan.num_rows], flight, flight.sampled)
 
     def _mixed(self, flight: _Flight) -> Tensor:
         """[2, R]"""

@@ -7,6 +7,7 @@ graphs share one pool of memory, since no two run at once. Knows no plan.
 Legend: S places of a step (rows, then idle ones).
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """What a step left on the device, good until the next: out_2S int32, the greedy tokens and 1 where a
-    row's logits are not finite; logits_SV float32."""
+    row's logits are not finite; logits_SV float32. Places are the step's rows and idle ones."""
 
     out_2S: Tensor
     logits_SV: Tensor
@@ -49,7 +50,7 @@ class DecodeGraphs:
         self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[int, Tensor] = {}
+        self._decoded: dict[int, Decoded] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
 
@@ -59,26 +60,26 @@ class DecodeGraphs:
         return tuple(size for size in self._sizes if size not in self._graphs)
 
     def run(
-        self,
-        rows: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        reach: NDArray[np.int64],
-    ) -> Decoded:
-        """One step; tokens below 0 stand for the row's last one."""
+        self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
+        tokens: NDArray[np.int32], reach: NDArray[np.int64],
+    ) -> Decoded:  # fmt: skip
+        """One step. staged: pinned int32 [FIELDS * max_rows] that nobody writes until the step is over.
+        tokens below 0 stand for the row's last one."""
         num = len(rows)
-        size = next(size for size in self._sizes if size >= num)
-        host = torch.empty(FIELDS, size, dtype=torch.int32, pin_memory=True)
-        fields = host.numpy()
-        fields[:, num:] = np.array([[self._rows.spare], [-1], [0], [1]])
+        size = self._sizes[bisect_left(self._sizes, num)]
+        staged = staged[: FIELDS * size]
+        fields = staged.numpy().reshape(FIELDS, size)
         fields[0, :num], fields[1, :num], fields[2, :num], fields[3, :num] = rows, positions, tokens, reach
-        self._staged[: FIELDS * size].copy_(host.view(-1), non_blocking=True)
+        if num < size:
+            fields[0, num:], fields[1, num:], fields[2, num:], fields[3, num:] = self._rows.spare, -1, 0, 1
+        self._staged[: FIELDS * size].copy_(staged, non_blocking=True)
         if size in self._graphs:
             self._graphs[size].replay()
         else:
-            self._step(size)
-            self.record(size)
-        return Decoded(out_2S=self._out[: 2 * size].view(2, size), logits_SV=self._logits[size][:num])
+            with torch.inference_mode():
+                self._step(size)
+                self.record(size)
+        return self._decoded[size]
 
     def record(self, size: int) -> None:
         """Make a size's graph. Nothing runs; the kernels must have been compiled."""
@@ -111,5 +112,6 @@ class DecodeGraphs:
             ),
         )
         logits_SV = self._model.logits(self._model.forward(step), size)
-        greedy(logits_SV, staged_4S[0], self._rows.last_token, self._out[: 2 * size].view(2, size))
-        self._logits[size] = logits_SV
+        out_2S = self._out[: 2 * size].view(2, size)
+        greedy(logits_SV, staged_4S[0], self._rows.last_token, out_2S)
+        self._decoded[size] = Decoded(out_2S=out_2S, logits_SV=logits_SV)

@@ -1,4 +1,4 @@
-"""Host arrays on their way to the device, and back, without anyone waiting.
+"""Host arrays on their way to the device, without anyone waiting.
 
 A copy to a GPU starts in pinned memory of its own, which torch's allocator gives out again only when the copy
 is done; so nothing that is on its way is ever overwritten.
@@ -17,11 +17,3 @@ def stage(array: NDArray[np.generic], device: torch.device) -> Tensor:
         return host
     return host.pin_memory().to(device, non_blocking=True)
 
-
-def retrieve(tensor: Tensor) -> Tensor:
-    """A copy on the host that is whole once the device's stream has come so far; on a CPU the tensor
-    itself."""
-    if tensor.device.type != "cuda":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

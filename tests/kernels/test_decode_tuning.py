@@ -7,6 +7,7 @@ import pytest
 from ridgeline.base.errors import ConfigError
 from ridgeline.kernels.decode_linear.tuning import (
     BUCKETS,
+    GUESSED_ROWS,
     MAX_ROWS,
     MAX_TILES,
     Choice,
@@ -34,6 +35,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def launchable(choice: Choice, shape: LinearShape, rows: int) -> bool:
     if choice.form == "gemv":
         return rows == 1
+    if choice.form == "torch":
+        return rows > GUESSED_ROWS
     tiles = -(-shape.n // choice.block_n)
     return (choice.form in ("dot", "tma") and rows > 1 and shared_bytes(shape, rows, choice) <= SHARED
             and (choice.split == 1 or tiles <= MAX_TILES) and not (choice.form == "tma" and shape.norm

@@ -138,8 +138,8 @@ def test_nan_fails_its_row_alone(hand: Hand) -> None:
     hand.start(1, PROMPT)
     hand.start(2, PROMPT)
     first = hand.tokens(Feed(row=1, start=0, tokens=PROMPT), Feed(row=2, start=0, tokens=PROMPT))
-    page = hand.tables[0][2][0]
-    hand.executor._cache.arena[page].view(torch.bfloat16).fill_(torch.nan)
+    for table in hand.tables:
+        hand.executor._cache.arena[table[2][-1]].view(torch.bfloat16).fill_(torch.nan)
     result = hand.step(Feed(row=1, start=37, tokens=[first[1]]), Feed(row=2, start=37, tokens=[first[2]]))
     assert result.failed.tolist() == [0, 1] and "finite" in result.errors[1]
     assert result.num_new.tolist() == [1, 0] and len(result.tokens) == 1

@@ -171,17 +171,18 @@ def _decode_batch(rows: NDArray[np.int64], group: GroupStep, first_keys: NDArray
     first_page = first // tokens
     most = int((-(-end // tokens) - first_page).max())
     index = first_page[:, None] + np.arange(most)
-    held = torch.from_numpy(np.minimum(index, group.table_SP.shape[1] - 1))
+    device = group.table_SP.device
+    held = torch.from_numpy(np.minimum(index, group.table_SP.shape[1] - 1)).to(device)
     pages = group.table_SP[torch.from_numpy(rows)].gather(1, held)
     position = first_page[:, None] * tokens + np.arange(most * tokens)
     seen = (position >= first[:, None]) & (position < end[:, None])
     common = np.flatnonzero(seen.all(0))
     keys = seen.shape[1]
     low, high = (int(common[0]), int(common[-1]) + 1) if len(common) else (keys, keys)
-    unseen = torch.from_numpy(~seen)
+    unseen = torch.from_numpy(~seen).to(device)
     hidden = tuple((part, unseen[:, part, None]) for part in (slice(0, low), slice(high, keys))
                    if part.start < part.stop)
-    mask = torch.zeros(seen.shape).masked_fill_(unseen, -torch.inf) if hidden else None
+    mask = torch.zeros(seen.shape, device=device).masked_fill_(unseen, -torch.inf) if hidden else None
     whole = rows[-1] - rows[0] + 1 == len(rows)
     return DecodeBatch(rows=slice(int(rows[0]), int(rows[-1]) + 1) if whole else torch.from_numpy(rows),
                        pages=pages.flatten(), num_rows=len(rows),

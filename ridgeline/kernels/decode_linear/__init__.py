@@ -77,7 +77,7 @@ class DecodeLinears:
         x_MK, weight = call.x_MK, call.weight
         assert x_MK.stride(1) == 1 and weight.is_contiguous(), "rows of stride 1"
         if choice.form == "torch":
-            return self._large(call)
+            return self.by_cublas(call)
         if call.norm_K is not None and choice.norm_apart:
             call = replace(call, x_MK=self.norm(x_MK, call.norm_K, call.eps), norm_K=None)
         out_MN = call.out()
@@ -97,13 +97,14 @@ class DecodeLinears:
                                  self._pdl(False), num_warps=4, **self.gpu.launch_options())
         return out_MK
 
-    def _large(self, call: Call) -> Tensor:
-        """The product by cuBLAS; the norm before it and the gate after it are a kernel each."""
-        if self.gpu.interpret or call.bias is not None:
+    def by_cublas(self, call: Call) -> Tensor:
+        """The product by cuBLAS, for many rows, and where the launches of these kernels would be waited for;
+        the norm before it and the gate after it are a kernel each."""
+        if self.gpu.interpret or call.bias is not None or call.weight.element_size() != 2:
             return call.reference()
         x_MK, weight_KN, out_MN = call.x_MK, call.weight.t(), call.out_MN
         if call.norm_K is not None:
-            x_MK = self.norm(x_MK, call.norm_K, call.eps)
+            x_MK = torch.nn.functional.rms_norm(x_MK, x_MK.shape[-1:], call.norm_K, call.eps)
         if call.gated:
             return self._gate(torch.mm(x_MK, weight_KN), call)
         if call.residual_MN is not None:
@@ -141,14 +142,16 @@ class DecodeLinears:
         from ridgeline.kernels.decode_linear.triton import dot_kernel, tma_kernel
 
         shape, x, rows = call.shape, call.x_MK, len(call.x_MK)
-        tiles, block_m = -(-shape.n // choice.block_n), max(16, bucket(rows))
+        block_m = choice.block_m or max(16, bucket(rows))
+        tiles_m = -(-rows // block_m)
+        tiles = -(-shape.n // choice.block_n) * tiles_m
         assert choice.split == 1 or tiles <= MAX_TILES, "a lock for each tile"
         part_floats = choice.block_n * block_m * (2 if shape.gated else 1) + block_m
         part = torch.empty(tiles * choice.split * part_floats if choice.split > 1 else 1, dtype=torch.float32,
                            device=x.device)
         residual = _or(call.residual_MN, out_MN)
         out_args = (part, self.locks, rows, shape.n)
-        tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split)
+        tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split, tiles_m)
         ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
                 self.gpu.interpret)
         options = {"num_warps": choice.warps, "num_stages": choice.stages, **self.gpu.launch_options()}

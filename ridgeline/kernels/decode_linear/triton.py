@@ -136,14 +136,14 @@ def gemv_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, N, eps,
 def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, eps,
                stride_x, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-               NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
-               PDL: tl.constexpr,
-               INTERPRET: tl.constexpr):
-    """Up to BM rows on the tensor cores, the weight as the left operand: its rows fill the long side."""
+               TM: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+               BIAS: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr):
+    """TM tiles of BM rows on the tensor cores, the weight as the left operand: its rows fill the long
+    side."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    n = tile * BN + tl.arange(0, BN)
-    m = tl.arange(0, BM)
+    n = tile // TM * BN + tl.arange(0, BN)
+    m = tile % TM * BM + tl.arange(0, BM)
     n_ok = n < N
     m_ok = m < M
     KS: tl.constexpr = (K + SPLIT * BK - 1) // (SPLIT * BK) * BK
@@ -185,14 +185,16 @@ def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_p
 @triton.jit
 def tma_kernel(x_desc, w_desc, out_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-               GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
-               INTERPRET: tl.constexpr):
+               TM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+               PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """dot_kernel without a norm, fed by the tensor memory accelerator, which gives zeros outside of x and W.
 
     A gate tile that runs over its last row reads up's first rows, whose sums are never stored.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
+    first_n = tile // TM * BN
+    first_m = tile % TM * BM
     KS: tl.constexpr = (K + SPLIT * BK - 1) // (SPLIT * BK) * BK
     if PDL == 2:
         gdc_launch_dependents()
@@ -202,20 +204,19 @@ def tma_kernel(x_desc, w_desc, out_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M
     y2 = tl.zeros((BN, BM), tl.float32)
     sq = tl.zeros((BM,), tl.float32)
     for k0 in range(split * KS, split * KS + KS, BK):
-        w = w_desc.load([tile * BN, k0])
-        x = x_desc.load([0, k0]).T
+        w = w_desc.load([first_n, k0])
+        x = x_desc.load([first_m, k0]).T
         y = _dot(w, x, y, INTERPRET)
         if GATED:
-            u = w_desc.load([N + tile * BN, k0])
+            u = w_desc.load([N + first_n, k0])
             y2 = _dot(u, x, y2, INTERPRET)
     if PDL == 1:
         gdc_launch_dependents()
     last, y, y2, sq = _merged(y, y2, sq, part_ptr, lock_ptr, tile, split, BM, BN, SPLIT, False, GATED)
     if last:
-        n = tile * BN + tl.arange(0, BN)
-        _finish(y, y2, sq, out_ptr, res_ptr, bias_ptr, n, tl.arange(0, BM), M, N, stride_out, stride_res,
-                0.0, K,
-                False, GATED, ADD, BIAS)
+        n, m = first_n + tl.arange(0, BN), first_m + tl.arange(0, BM)
+        _finish(y, y2, sq, out_ptr, res_ptr, bias_ptr, n, m, M, N, stride_out, stride_res, 0.0, K, False,
+                GATED, ADD, BIAS)
 
 
 @triton.jit

@@ -13,8 +13,9 @@ from pathlib import Path
 from ridgeline.base.config import cache_dir
 from ridgeline.base.errors import ConfigError
 
-MAX_ROWS = 128  # beyond, the tensor cores are the limit and cuBLAS serves
-BUCKETS = (1, 16, 32, 64, 128)
+MAX_ROWS = 256  # beyond, the tensor cores are the limit and cuBLAS serves
+BUCKETS = (1, 16, 32, 64, 128, 256)
+GUESSED_ROWS = 128
 MAX_TILES = 4096  # output tiles of a linear whose K is split: one lock each
 _SHARED_BYTES = 220 << 10
 _MIN_PROGRAMS = 132  # a wave; fewer leave parts of the GPU without loads in flight
@@ -39,8 +40,8 @@ class Choice:
     """How one linear runs at one bucket of rows.
 
     form: "gemv" (one row), "dot" or "tma" (tensor cores), "torch" (cuBLAS). split: parts of K. warps, stages:
-    of Triton. early: under programmatic launch, let the next kernel start at once, not after the inputs are
-    read. norm_apart: the norm is a kernel of its own.
+    of Triton. block_m: rows of a tile, 0 for all of a bucket. early: under programmatic launch, let the next
+    kernel start at once, not after the inputs are read. norm_apart: the norm is a kernel of its own.
     """
 
     form: str
@@ -51,6 +52,7 @@ class Choice:
     stages: int = 1
     early: bool = False
     norm_apart: bool = False
+    block_m: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +83,13 @@ class Tuning:
 
     def choose(self, shape: LinearShape, rows: int) -> Choice:
         """Measured at the rows' bucket; else measured at another bucket of the tensor-core forms, made to
-        fit; else guessed. More than MAX_ROWS rows: "torch"."""
-        if rows > MAX_ROWS:
+        fit; else guessed. More than GUESSED_ROWS that are not measured: "torch"."""
+        if rows > MAX_ROWS or (rows > GUESSED_ROWS and (shape, MAX_ROWS) not in self.entries):
             return Choice(form="torch")
         rows = bucket(rows)
-        near = sorted(BUCKETS[1:], key=lambda b: (abs(b - rows), b)) if rows > 1 else [1]
+        near = [rows]
+        if 1 < rows <= GUESSED_ROWS:
+            near = sorted(BUCKETS[1:-1], key=lambda b: (abs(b - rows), b))
         for other in near:
             found = self.entries.get((shape, other))
             if found is not None and (other == rows or found.choice.form != "torch"):
@@ -137,7 +141,7 @@ def bucket(rows: int) -> int:
 
 def shared_bytes(shape: LinearShape, rows: int, choice: Choice) -> int:
     """Shared memory of a tensor-core form's tiles in flight, 16-bit elements."""
-    tile_rows = choice.block_n * (2 if shape.gated else 1) + bucket(rows)
+    tile_rows = choice.block_n * (2 if shape.gated else 1) + (choice.block_m or bucket(rows))
     return tile_rows * choice.block_k * 2 * choice.stages
 
 
@@ -168,6 +172,8 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
                                          early=early)
                                   for early in (False, True)]
         return found
+    if rows > 128:
+        return found + _wide(shape)
     for form in ("dot", "tma"):
         for block_n, block_k, split, stages in ((64, 128, 1, 4), (64, 128, 2, 4), (64, 256, 1, 3), (64, 256,
                                                                                                     2, 4),
@@ -184,6 +190,25 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
     return found
 
 
+_WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4), (0, 64, 64, 4, 8),
+         (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8), (128, 128, 128, 2, 8), (128, 256, 64, 3, 8))
+
+
+def _wide(shape: LinearShape) -> list[Choice]:
+    """Candidates of 256 rows, where the tensor cores begin to be the limit."""
+    found = []
+    for block_m, block_n, block_k, stages, warps in _WIDE:
+        for split in (1, 2):
+            choice = Choice(form="tma", block_m=block_m, block_n=block_n, block_k=block_k, stages=stages,
+                            warps=warps, split=split, norm_apart=shape.norm)
+            programs = -(-shape.n // block_n) * (2 if block_m else 1) * split
+            if (shape.k % 8 == 0 and block_k * split <= shape.k
+                    and shared_bytes(shape, MAX_ROWS, choice) <= _SHARED_BYTES
+                    and (split == 1 or programs <= 3 * _MIN_PROGRAMS)):
+                found.append(choice)
+    return found
+
+
 def _fitted(choice: Choice, shape: LinearShape, rows: int) -> Choice:
     """The choice with as many stages as shared memory holds, and no split of more tiles than there are
     locks."""
@@ -193,7 +218,8 @@ def _fitted(choice: Choice, shape: LinearShape, rows: int) -> Choice:
         choice = replace(choice, stages=choice.stages - 1)
     while choice.block_k > 16 and shared_bytes(shape, rows, choice) > _SHARED_BYTES:
         choice = replace(choice, block_k=choice.block_k // 2)
-    return choice if -(-shape.n // choice.block_n) <= MAX_TILES else replace(choice, split=1)
+    tiles = -(-shape.n // choice.block_n) * (-(-bucket(rows) // choice.block_m) if choice.block_m else 1)
+    return choice if tiles <= MAX_TILES else replace(choice, split=1)
 
 
 def _entry(row: Mapping[str, object]) -> Entry:
