@@ -2,8 +2,10 @@
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import triton
@@ -13,7 +15,7 @@ from triton.compiler import ASTSource
 HOPPER = GPUTarget("cuda", 90, 32)
 _INT32 = {"table_ptr", "lens_ptr", "work_ptr", "total_ptr", "lock_ptr"}
 _FLOAT32 = {"cos_ptr", "sin_ptr", "part_o", "part_ml", "part_ptr"}
-_FLOATS = {"eps", "scale"}
+_FLOATS = {"eps", "scale", "k_scale", "v_scale", "top"}
 _ODD = {"M", "num_rows", "window", "max_pieces"}  # integers that nobody promises to be multiples of 16
 
 
@@ -29,11 +31,11 @@ class Compiled:
 
 def compile_for_hopper(kernel: Any, folder: Path, *, constants: dict[str, object], descriptors: dict[str,
                                                                                                      str],
-                       **options: object) -> Compiled:
+                       types: Mapping[str, str] = MappingProxyType({}), **options: object) -> Compiled:
     """constants: the constexpr arguments. descriptors: argument -> "bf16[64,64]". Pointers are to bf16 unless
-    the kernel's names say otherwise."""
+    `types` (argument -> "*fp32") or the kernel's names say otherwise."""
     names = kernel.arg_names
-    signature = {name: _type(name, descriptors, constants) for name in names}
+    signature = {name: types.get(name) or _type(name, descriptors, constants) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names)
                if (signature[name] == "i32" and name not in _ODD) or signature[name].startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, attrs=aligned,
