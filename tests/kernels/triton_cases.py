@@ -114,18 +114,22 @@ def attention(shape: Geometry, lens: list[int], *, window: int | None = None, si
                 keys[at], values[at] = made[0].to(keys.dtype), made[1].to(keys.dtype)
         angles = random(gpu, torch.float32, len(lens), rotated // 2)
         cos_SR, half = torch.cat((angles.cos(), angles.cos()), 1), angles.sin()
+        sin_SR = torch.cat((-half, half), 1)
         rows = Rows(lens_S=torch.tensor(lens, dtype=torch.int32, device=gpu.device), table_SX=table_SX,
-                    cos_SR=cos_SR,
-                    sin_SR=torch.cat((-half, half), 1))
+                    cos_SR=cos_SR, sin_SR=sin_SR)
         qkv = random(gpu, dtype, len(lens), (shape.heads + 2 * shape.kv_heads) * shape.dim + 16)[:, :-16]
+        scales = {}
+        if kv_dtype is FP8:  # entries that it holds exactly, so that rounding does not show
+            scales = {"k_scale": 0.5, "v_scale": 0.25}
+            qkv, cos_SR, sin_SR = (qkv * 4).to(FP8).to(dtype) / 4, torch.ones_like(cos_SR), sin_SR * 0
+            rows = replace(rows, cos_SR=cos_SR, sin_SR=sin_SR)
         norms = {name: random(gpu, dtype, shape.dim) for name in ("q_norm", "k_norm") if qk_norm}
         sink = random(gpu, dtype, shape.heads) if sinks else None
         kept_keys, kept_values = keys.clone(), values.clone()
         wanted = decode_reference(
-            qkv.float(), kept_keys, kept_values, rows.lens_S, table_SX, cos_SR, rows.sin_SR,
-            scale=shape.dim**-0.5,
-            window=window, eps=1e-6, sinks_M=sink, **norms)
-        attend = DecodeAttention(gpu, max_rows=len(lens), max_kv_heads=shape.kv_heads)
+            qkv.float(), kept_keys, kept_values, rows.lens_S, table_SX, cos_SR, sin_SR, scale=shape.dim**-0.5,
+            window=window, eps=1e-6, sinks_M=sink, **norms, **scales)
+        attend = DecodeAttention(gpu, max_rows=len(lens), max_kv_heads=shape.kv_heads, **scales)
         live = rows.lens_S > 0
         for _ in range(2):  # the second writes what the first wrote
             plan = attend.plan(rows, keys, values, num_heads=shape.heads, window=window, tile=tile)
@@ -134,6 +138,7 @@ def attention(shape: Geometry, lens: list[int], *, window: int | None = None, si
             close(got[live], wanted[live], tolerance(dtype))
             assert got.dtype == dtype and attend.locks.sum() == 0
             for mine, theirs in ((keys, kept_keys), (values, kept_values)):
+                mine, theirs = mine.to(dtype), theirs.to(dtype)
                 assert torch.equal(mine.isnan(), theirs.isnan()), "wrote elsewhere than the new entries"
                 close(mine.nan_to_num(), theirs.nan_to_num(), tolerance(dtype))
 
@@ -153,6 +158,7 @@ def chain(gpu: Gpu, dtype: torch.dtype) -> None:
         close(logits[1], logits[0].float(), tolerance(torch.bfloat16))
 
 
+FP8 = torch.float8_e4m3fn
 TINY = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 32}
 SMALL = Tile(piece=64, tokens=32, warps=2, stages=2, programs=2)
@@ -192,6 +198,8 @@ CASES: dict[str, Case] = {
     "attention wide group": attention(Geometry(heads=20, kv_heads=1, dim=16), [80], tile=SMALL),
     "attention float32 cache, default tile": attention(
         Geometry(heads=4, kv_heads=2, dim=64), [40, 1], kv_dtype=torch.float32),
+    "attention float8 cache": attention(
+        Geometry(heads=4, kv_heads=2, dim=32), [40, 1, 130], kv_dtype=FP8, tile=SMALL),
     "chain of a step": chain,
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from ridgeline.kernels.gpu import Gpu
 
 MAX_DIM = 256
 MAX_GROUP = 64  # query heads of a KV head: they are the rows of a tensor-core tile
+CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES = 220 << 10
@@ -100,7 +101,7 @@ def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -
     reason = unfit_heads(num_heads, keys_NPGD.shape[2], keys_NPGD.shape[3], rotary)
     if reason:
         return reason
-    if keys_NPGD.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+    if keys_NPGD.dtype not in CACHE_TYPES:
         return f"a cache of {keys_NPGD.dtype} is not supported"
     if keys_NPGD.stride() != values_NPGD.stride() or keys_NPGD.stride(3) != 1:
         return "keys and values need equal strides and heads of stride 1"
@@ -108,10 +109,13 @@ def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -
 
 
 class DecodeAttention:
-    """Runs decode attention on one stream of one GPU. Layers share its locks, one after another."""
+    """Runs decode attention on one stream of one GPU. Layers share its locks, one after another.
 
-    def __init__(self, gpu: Gpu, *, max_rows: int, max_kv_heads: int) -> None:
-        self._gpu = gpu
+    k_scale, v_scale: what 1.0 in the cache stands for; for float8."""
+
+    def __init__(self, gpu: Gpu, *, max_rows: int, max_kv_heads: int, k_scale: float = 1.0,
+                 v_scale: float = 1.0) -> None:
+        self._gpu, self._k_scale, self._v_scale = gpu, k_scale, v_scale
         self.locks = torch.zeros(max_rows * max_kv_heads, dtype=torch.int32, device=gpu.device)
 
     def plan(self, rows: Rows, keys_NPGD: Tensor, values_NPGD: Tensor, *, num_heads: int,
@@ -171,7 +175,8 @@ class DecodeAttention:
             rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE), _or(sinks_M, qkv_SE), part_o, part_ml,
             self.locks,
             out_SE, qkv_SE.stride(0), out_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0),
-            keys_NPGD.stride(0), keys_NPGD.stride(1), keys_NPGD.stride(2), scale,
+            keys_NPGD.stride(0), keys_NPGD.stride(1), keys_NPGD.stride(2), scale, self._k_scale,
+            self._v_scale, torch.finfo(keys_NPGD.dtype).max,
             _NO_WINDOW if plan.window is None else plan.window, eps, plan.max_pieces, kv_heads, group,
             max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.piece,
             tile.tokens,

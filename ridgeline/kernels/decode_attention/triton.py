@@ -90,8 +90,8 @@ def _with_sink(m, l, sink):
 
 
 @triton.jit
-def _merge_head(out_ptr, part_o, part_ml, sink_ptr, first, pieces, g, G: tl.constexpr, D: tl.constexpr,
-                DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
+def _merge_head(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G: tl.constexpr,
+                D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
     """Sum one query head's pieces, NP at a time. first: the slot of piece 0; out_ptr: where the head goes."""
     n = tl.arange(0, NP)
     d = tl.arange(0, DP)
@@ -114,31 +114,43 @@ def _merge_head(out_ptr, part_o, part_ml, sink_ptr, first, pieces, g, G: tl.cons
     if SINK:
         l, shrink = _with_sink(m, l, tl.load(sink_ptr + g).to(tl.float32) * LOG2E)
         acc = acc * shrink
-    tl.store(out_ptr + d, (acc / tl.maximum(l, 1e-30)).to(out_ptr.dtype.element_ty), mask=d < D)
+    tl.store(out_ptr + d, (acc * v_scale / tl.maximum(l, 1e-30)).to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 @triton.jit
-def _merge(out_ptr, part_o, part_ml, sink_ptr, first, pieces, G: tl.constexpr, D: tl.constexpr,
+def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, G: tl.constexpr, D: tl.constexpr,
            DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
     """Every query head of a KV head; few of them side by side, many in a loop that compiles once."""
     if G <= 8:
         for g in tl.static_range(G):
-            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, first, pieces, g, G, D, DP, NP, SINK)
+            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G, D, DP, NP,
+                        SINK)
     else:
         for g in range(G):
-            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, first, pieces, g, G, D, DP, NP, SINK)
+            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G, D, DP, NP,
+                        SINK)
 
 
 @triton.jit
-def _write_new(new, k_ptr, v_ptr, kn_ptr, cos, sin, eps, head, HKV: tl.constexpr, G: tl.constexpr,
-               D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, QK_NORM: tl.constexpr):
+def _stored(x, scale, top, dtype: tl.constexpr):
+    """Entries of the cache; where they have 8 bits, in units of scale and cut to +-top."""
+    if dtype.primitive_bitwidth == 8:
+        x = tl.clamp(x / scale, -top, top)
+    return x.to(dtype)
+
+
+@triton.jit
+def _write_new(new, k_ptr, v_ptr, kn_ptr, cos, sin, eps, k_scale, v_scale, top, head,
+               HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+               QK_NORM: tl.constexpr):
     """The row's new key, normed and turned, and its value, to where k_ptr and v_ptr point."""
     d = tl.arange(0, DP)
     one = tl.arange(0, 1)[:, None]
     key = _turned(new + (HKV * G + head) * D + one, one == 0, kn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
-    value = tl.load(new + (HKV * G + HKV + head) * D + d, mask=d < D, other=0.0)
-    tl.store(k_ptr + one + d[None, :], key.to(k_ptr.dtype.element_ty), mask=(d < D)[None, :])
-    tl.store(v_ptr + d, value.to(v_ptr.dtype.element_ty), mask=d < D)
+    value = tl.load(new + (HKV * G + HKV + head) * D + d, mask=d < D, other=0.0).to(tl.float32)
+    key = _stored(key, k_scale, top, k_ptr.dtype.element_ty)
+    tl.store(k_ptr + one + d[None, :], key, mask=(d < D)[None, :])
+    tl.store(v_ptr + d, _stored(value, v_scale, top, v_ptr.dtype.element_ty), mask=d < D)
     tl.debug_barrier()
 
 
@@ -180,7 +192,8 @@ def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_to
 @triton.jit
 def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_ptr, cos_ptr, sin_ptr, qn_ptr,
                   kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, stride_qkv, stride_out, stride_table,
-                  stride_angle, stride_page, stride_token, stride_head, scale, window, eps, max_pieces,
+                  stride_angle, stride_page, stride_token, stride_head, scale, k_scale, v_scale, top, window,
+                  eps, max_pieces,
                   HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
                   R: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, NP: tl.constexpr,
                   QK_NORM: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
@@ -213,15 +226,15 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
         if stop == length:
             page = tl.load(pages + (length - 1) // P).to(tl.int64)
             to = page * stride_page + ((length - 1) % P) * stride_token
-            _write_new(new, keys + to, values + to, kn_ptr, cos, sin, eps, head, HKV, G, D, DP, R, QK_NORM)
+            _write_new(new, keys + to, values + to, kn_ptr, cos, sin, eps, k_scale, v_scale, top, head, HKV,
+                       G, D, DP, R, QK_NORM)
         low = 0
         begin = start
         if WINDOW:
             low = tl.maximum(length - window, 0)
             begin = tl.maximum(start, low // BT * BT)
-        m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token, scale, GP,
-                            D, DP,
-                            P, BT, WINDOW, INTERPRET)
+        m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token,
+                            scale * k_scale, GP, D, DP, P, BT, WINDOW, INTERPRET)
         out = out_ptr + row * stride_out + head * G * D
         sinks = sink_ptr + head * G
         if pieces == 1:
@@ -229,7 +242,7 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
                 sink = tl.load(sinks + g, mask=g < G, other=-1e30).to(tl.float32) * LOG2E
                 l, shrink = _with_sink(m, l, sink)
                 acc = acc * shrink[:, None]
-            o = (acc / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
+            o = (acc * v_scale / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out + g[:, None] * D + d[None, :], o, mask=(g < G)[:, None] & (d < D)[None, :])
         else:
             slot = row * HKV + head
@@ -241,7 +254,7 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
             tl.debug_barrier()
             if tl.atomic_add(lock_ptr + slot, 1, sem="acq_rel") == pieces - 1:
                 tl.store(lock_ptr + slot, 0)
-                _merge(out, part_o, part_ml, sinks, first, pieces, G, D, DP, NP, SINK)
+                _merge(out, part_o, part_ml, sinks, v_scale, first, pieces, G, D, DP, NP, SINK)
         row, start, stop, pieces, length = _item(work_ptr, lens_ptr, item + tl.num_programs(0), total, HKV)
     if PDL == 1:
         gdc_launch_dependents()
