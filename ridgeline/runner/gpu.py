@@ -10,7 +10,7 @@ Charter:
   starts. 5. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it
   goes; rows
      whose numbers are not finite are found on the GPU and reported with the result.
-  6. A step's time is the GPU's own, between two events.
+  5. A step's time is the GPU's own, between two events.
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
 hidden.
@@ -21,23 +21,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
-from ridgeline.kernels.step_ends import greedy
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
+from ridgeline.runner.choose import Chooser, Scores
 from ridgeline.runner.graphs import FIELDS, DecodeGraphs
 from ridgeline.runner.inputs import build_step, select
-from ridgeline.runner.logprobs import PromptScores, row_logprobs
+from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.runner import NOT_FINITE, Places, isolate
-from ridgeline.runner.sampler import Sampler
 from ridgeline.runner.stage import stage
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, RowStart, StepPlan, StepResult
+from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, StepPlan, StepResult
 
 
 class _Slot:
@@ -61,7 +59,7 @@ class _Flight:
     out_2R: Tensor
     sampled: Places
     errors: dict[int, str] = field(default_factory=dict)
-    logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    scores: list[Scores] = field(default_factory=list)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
 
     def result(self, started_s: float, finished_s: float) -> StepResult:
@@ -81,7 +79,12 @@ class _Flight:
             tokens=out_2R[0][num_new != 0].copy(),
             failed=failed,
             errors=self.errors,
-            logprobs={place: one for place, one in self.logprobs.items() if not failed[place]},
+            logprobs={
+                place: one
+                for scores in self.scores
+                for place, one in scores.read().items()
+                if not failed[place]
+            },
             prompt_logprobs={place: one for place, one in self.prompt_logprobs.items() if not failed[place]},
             returned_tickets=plan.copies.ticket,
             started_s=started_s,
@@ -114,13 +117,12 @@ class GpuExecutor:
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size)
-        self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
-        self._choosy = np.zeros(capacity.num_rows, np.bool_)  # rows that the greedy choice does not serve
-        self._graphs = (
-            DecodeGraphs(model, self._rows, max_rows=capacity.num_rows)
-            if graphs and model.capturable
-            else None
-        )
+        assert model.gpu is not None
+        num_rows = capacity.num_rows
+        self._chooser = Chooser(model.gpu, self._rows, num_rows=num_rows, vocab_size=capacity.vocab_size)
+        self._graphs: DecodeGraphs | None = None
+        if graphs and model.capturable:
+            self._graphs = DecodeGraphs(model, self._rows, self._chooser, max_rows=num_rows)
         self._slots = [_Slot(capacity.num_rows) for _ in range(self.max_in_flight)]
         self._flying: deque[_Flight] = deque()
         self._next_ticket = 0
@@ -172,15 +174,21 @@ class GpuExecutor:
 
     def close(self) -> None:
         """Wait for the steps in flight."""
+        if self._graphs is not None:
+            self._graphs.close()
         torch.cuda.synchronize(self._device)
+
+    def wait_for_graphs(self) -> None:
+        """Until all of them are recorded."""
+        if self._graphs is not None:
+            self._graphs.wait()
 
     # ---- a step
 
     def _take_news(self, plan: StepPlan) -> None:
         for start in plan.row_starts:
             self._rows.take(start)
-            self._sampler.start(start)
-            self._choosy[start.row] = _choosy(start)
+            self._chooser.start(start)
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
 
@@ -189,10 +197,9 @@ class GpuExecutor:
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
         done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
-        if not self._choosy[plan.row].any():
-            return done.out_2S
-        with torch.inference_mode():
-            return self._choose(done.logits_SV[: plan.num_rows], flight, flight.sampled)
+        num = plan.num_rows
+        self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
+        return done.out_2S
 
     def _mixed(self, flight: _Flight) -> Tensor:
         """[2, R]"""
@@ -227,41 +234,16 @@ class GpuExecutor:
     def _choose(self, logits_SV: Tensor, flight: _Flight, places: Places) -> Tensor:
         """Sample the rows at these places of the plan: [2, S]. Their tokens stay for the next step."""
         plan = flight.plan
-        rows, positions = plan.row[places], (plan.start + plan.count)[places].astype(np.int64)
-        rows_S = stage(rows, self._device)
+        rows_S, lens_S = stage(np.stack([plan.row, plan.start + plan.count])[:, places], self._device)
         out_2S = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
-        if not self._choosy[rows].any():
-            greedy(logits_SV, rows_S, self._rows.last_token, out_2S)
-            return out_2S
-        out = self._sampler.sample(
-            logits_SV, torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(positions)
-        )
-        self._rows.last_token[rows_S] = out.tokens_S
-        out_2S[0], out_2S[1] = out.tokens_S, out.failed_S
-        self._score(logits_SV, out.tokens_S, flight, places, rows)
+        self._chooser.choose(logits_SV, rows_S, lens_S, out_2S)
+        self._score(flight, logits_SV, lens_S, out_2S[0], places)
         return out_2S
 
     def _score(
-        self, logits_SV: Tensor, tokens_S: Tensor, flight: _Flight, places: Places, rows: NDArray[np.int32]
+        self, flight: _Flight, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, places: Places
     ) -> None:
         """Log-probabilities of the rows that asked for them."""
-        asked = [
-            (i, k)
-            for i, row in enumerate(rows.tolist())
-            if (k := self._rows.request(row).params.logprobs) is not None
-        ]
-        if asked:
-            at = stage(np.array([i for i, _ in asked]), self._device)
-            found = row_logprobs(logits_SV[at], tokens_S[at], [k for _, k in asked])
-            flight.logprobs.update({int(places[i]): [one] for (i, _), one in zip(asked, found)})
-
-
-def _choosy(start: RowStart) -> bool:
-    params = start.params
-    return bool(
-        not params.greedy
-        or params.needs_history
-        or params.logit_bias
-        or params.min_tokens
-        or params.logprobs is not None
-    )
+        scores = self._chooser.scores(logits_SV, lens_S, tokens_S, flight.plan.row[places], places)
+        if scores is not None:
+            flight.scores.append(scores)

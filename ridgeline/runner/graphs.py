@@ -1,14 +1,17 @@
 """CUDA graphs of decode steps: from the gathered inputs to the sampled token, one graph for each of a few
 sizes.
 
-A size's first step runs kernel by kernel, which compiles what is not compiled yet; then it is recorded. All
-graphs share one pool of memory, since no two run at once. Knows no plan.
+A thread records them, a few sizes first, while the engine serves: recording runs nothing on the GPU, but it
+compiles what is not compiled yet. Until a size is there, a step takes the next larger one, or goes kernel by
+kernel. All graphs share one pool of memory, since no two run at once. Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
 """
 
+import logging
 from bisect import bisect_left
 from dataclasses import dataclass
+from threading import Thread, main_thread
 
 import numpy as np
 import torch
@@ -16,11 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
-from ridgeline.kernels.step_ends import gather, greedy
+from ridgeline.kernels.step_inputs import gather
 from ridgeline.nn.build import Model
+from ridgeline.runner.choose import Chooser
 from ridgeline.runner.rows import Rows
 
+_log = logging.getLogger(__name__)
 FIELDS = 4  # of a place: runner row, position, token, reach
+_FIRST = (1, 8, 32, 128)  # sizes that are recorded before the others, with the largest
+_PADDED = 4  # a larger graph serves while a size's own is not there, up to so many times its rows
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -32,32 +39,32 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a step left on the device, good until the next: out_2S int32, the greedy tokens and 1 where a
-    row's logits are not finite; logits_SV float32. Places are the step's rows and idle ones."""
+    """What a step left on the device, good until the next. Places are the step's rows and idle ones.
+
+    out_2S int32: tokens, and 1 where a row failed. lens_S int32: tokens known of each row, 0 where idle.
+    """
 
     out_2S: Tensor
     logits_SV: Tensor
+    lens_S: Tensor
 
 
 class DecodeGraphs:
     """Runs steps of one token a row for up to max_rows rows, on the current stream."""
 
-    def __init__(self, model: Model, rows: Rows, *, max_rows: int) -> None:
+    def __init__(self, model: Model, rows: Rows, chooser: Chooser, *, max_rows: int) -> None:
         self._model = model
         self._rows = rows
+        self._chooser = chooser
         self._sizes = graph_sizes(max_rows)
-        device = rows.table.device
-        self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=device)
-        self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._decoded: dict[int, Decoded] = {}
+        self._device = rows.table.device
+        self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=self._device)
+        self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
+        self._ready: dict[int, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(device)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Sizes that have no graph yet, ascending."""
-        return tuple(size for size in self._sizes if size not in self._graphs)
+        self._closing = False
+        self._recorder = Thread(target=self._record_all, name="graphs")
+        self._recorder.start()
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
@@ -66,35 +73,58 @@ class DecodeGraphs:
         """One step. staged: pinned int32 [FIELDS * max_rows] that nobody writes until the step is over.
         tokens below 0 stand for the row's last one."""
         num = len(rows)
-        size = self._sizes[bisect_left(self._sizes, num)]
+        size = self._size(num)
         staged = staged[: FIELDS * size]
         fields = staged.numpy().reshape(FIELDS, size)
         fields[0, :num], fields[1, :num], fields[2, :num], fields[3, :num] = rows, positions, tokens, reach
         if num < size:
             fields[0, num:], fields[1, num:], fields[2, num:], fields[3, num:] = self._rows.spare, -1, 0, 1
         self._staged[: FIELDS * size].copy_(staged, non_blocking=True)
-        if size in self._graphs:
-            self._graphs[size].replay()
-        else:
-            with torch.inference_mode():
-                self._step(size)
-                self.record(size)
-        return self._decoded[size]
+        if size in self._ready:
+            graph, decoded = self._ready[size]
+            graph.replay()
+            return decoded
+        with torch.inference_mode():
+            return self._step(size)
 
-    def record(self, size: int) -> None:
-        """Make a size's graph. Nothing runs; the kernels must have been compiled."""
-        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self._side.wait_stream(here)
-        with torch.cuda.stream(self._side):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+    def wait(self) -> None:
+        """Until every size is recorded."""
+        self._recorder.join()
+
+    def close(self) -> None:
+        """End the recording after the size at hand."""
+        self._closing = True
+        self._recorder.join()
+
+    def _size(self, num: int) -> int:
+        """The smallest size for so many rows that is recorded; where none is close, the smallest of all."""
+        first = bisect_left(self._sizes, num)
+        recorded = (size for size in self._sizes[first:] if size in self._ready)
+        size = next(recorded, None)
+        return self._sizes[first] if size is None or size > _PADDED * self._sizes[first] else size
+
+    def _record_all(self) -> None:
+        soon = {*_FIRST, self._sizes[-1]}
+        try:
+            torch.cuda.set_device(self._device)
+            for size in sorted(self._sizes, key=lambda size: (size not in soon, size)):
+                if self._closing or not main_thread().is_alive():  # the process ends
+                    return
+                self._record(size)
+        except RuntimeError as error:  # memory, above all
+            _log.warning("decode graphs of %d sizes of %d: %s", len(self._ready), len(self._sizes), error)
+
+    def _record(self, size: int) -> None:
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        with torch.inference_mode(), torch.cuda.stream(side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
-                self._step(size)
+                decoded = self._step(size)
             finally:
                 graph.capture_end()
-        here.wait_stream(self._side)
-        self._graphs[size] = graph
+        self._ready[size] = graph, decoded
 
-    def _step(self, size: int) -> None:
+    def _step(self, size: int) -> Decoded:
         staged_4S = self._staged[: FIELDS * size].view(FIELDS, size)
         found = gather(staged_4S, self._rows.last_token, self._rows.table)
         widths = [table.shape[1] for table in self._rows.tables]
@@ -113,5 +143,5 @@ class DecodeGraphs:
         )
         logits_SV = self._model.logits(self._model.forward(step), size)
         out_2S = self._out[: 2 * size].view(2, size)
-        greedy(logits_SV, staged_4S[0], self._rows.last_token, out_2S)
-        self._decoded[size] = Decoded(out_2S=out_2S, logits_SV=logits_SV)
+        self._chooser.choose(logits_SV, staged_4S[0], found.lens_S, out_2S)
+        return Decoded(out_2S=out_2S, logits_SV=logits_SV, lens_S=found.lens_S)

@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
     "linear gemv plain": linear(Choice(form="gemv", block_n=4, block_k=64), 1, k=256),
     "linear gemv norm bias, ragged": linear(Choice(form="gemv", block_n=8, block_k=64), 1, norm=True,
                                             bias=True),
-    "linear gemv gated": linear(Choice(form="gemv", block_n=8, block_k=64, early=True), 1, norm=True,
+    "linear gemv gated": linear(Choice(form="gemv", block_n=8, block_k=64, trigger="start"), 1, norm=True,
                                 gated=True,
                                 bias=True, residual=True),
     "linear gemv norm apart": linear(Choice(form="gemv", block_n=8, block_k=128, norm_apart=True), 1,

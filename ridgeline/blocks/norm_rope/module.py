@@ -19,7 +19,7 @@ from ridgeline.blocks.norm_rope.reference import (
     pair_exponents,
 )
 from ridgeline.blocks.norm_rope.spec import RopeSpec
-from ridgeline.kernels.step_ends import angles
+from ridgeline.kernels.step_inputs import angles
 
 
 class Rotation:

@@ -14,7 +14,7 @@ from ridgeline.kernels.decode_linear.reference import linear_reference
 from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShape, Tuning, bucket, tuning_for
 from ridgeline.kernels.gpu import Gpu
 
-_LATE, _EARLY = 1, 2  # PDL of triton.py
+_TRIGGERS = {"loop": 1, "start": 2, "end": 3}  # PDL of triton.py
 _GATED = 2048  # outputs of a program that gates
 
 
@@ -94,7 +94,7 @@ class DecodeLinears:
         rows, k = x_MK.shape
         out_MK = torch.empty(rows, k, dtype=x_MK.dtype, device=x_MK.device)
         rms_norm_kernel[(rows,)](x_MK, norm_K, out_MK, eps, x_MK.stride(0), k, 1 << (k - 1).bit_length(),
-                                 self._pdl(False), num_warps=4, **self.gpu.launch_options())
+                                 self._pdl("loop"), num_warps=4, **self.gpu.launch_options())
         return out_MK
 
     def by_cublas(self, call: Call) -> Tensor:
@@ -123,8 +123,8 @@ class DecodeLinears:
         silu_mul_kernel[(len(y), -(-n // _GATED))](y, out_MN, y.stride(0), n, _GATED)
         return out_MN
 
-    def _pdl(self, early: bool) -> int:
-        return (_EARLY if early else _LATE) if self.gpu.programmatic else 0
+    def _pdl(self, trigger: str) -> int:
+        return _TRIGGERS[trigger] if self.gpu.programmatic else 0
 
     def _gemv(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
         from ridgeline.kernels.decode_linear.triton import gemv_kernel
@@ -134,7 +134,7 @@ class DecodeLinears:
         gemv_kernel[(-(-shape.n // choice.block_n),)](
             x, call.weight, out_MN, _or(call.norm_K, x), _or(call.residual_MN, x), _or(call.bias, x), shape.n,
             call.eps, shape.k, choice.block_n, choice.block_k, shape.norm, shape.gated,
-            call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
+            call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
             num_warps=choice.warps,
             **self.gpu.launch_options())
 
@@ -152,7 +152,7 @@ class DecodeLinears:
         residual = _or(call.residual_MN, out_MN)
         out_args = (part, self.locks, rows, shape.n)
         tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split, tiles_m)
-        ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.early),
+        ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
                 self.gpu.interpret)
         options = {"num_warps": choice.warps, "num_stages": choice.stages, **self.gpu.launch_options()}
         if choice.form == "tma" and _can_describe(x) and _can_describe(call.weight):

@@ -7,10 +7,9 @@ is fused, the same in every form:
   BIAS   N entries are added (2 N when GATED), before the gate
   ADD    a residual is added last
 PDL (programmatic dependent launch): 0 off; 1 the next kernel may start once this one has read its inputs; 2
-once it has begun. Nothing but weights is touched before gdc_wait, which returns when all kernels before are
-complete.
-SPLIT > 1: every part writes its sums; the one that arrives last adds all of them in order, so that the result
-does not depend on who that is, and sets the lock back to zero.
+once it has begun; 3 when it has ended. Nothing but weights is touched before gdc_wait, which returns when all
+kernels before are complete. SPLIT > 1: every part writes its sums; the one that arrives last adds all of them
+in order, so that the result does not depend on who that is, and sets the lock back to zero.
 """
 
 import triton

@@ -40,8 +40,9 @@ class Choice:
     """How one linear runs at one bucket of rows.
 
     form: "gemv" (one row), "dot" or "tma" (tensor cores), "torch" (cuBLAS). split: parts of K. warps, stages:
-    of Triton. block_m: rows of a tile, 0 for all of a bucket. early: under programmatic launch, let the next
-    kernel start at once, not after the inputs are read. norm_apart: the norm is a kernel of its own.
+    of Triton. block_m: rows of a tile, 0 for all of a bucket. trigger: under programmatic launch, when the
+    next kernel may start: at the "end", after the inputs are read ("loop"), at once ("start"). norm_apart:
+    the norm is a kernel of its own.
     """
 
     form: str
@@ -50,7 +51,7 @@ class Choice:
     split: int = 1
     warps: int = 4
     stages: int = 1
-    early: bool = False
+    trigger: str = "loop"
     norm_apart: bool = False
     block_m: int = 0
 
@@ -150,7 +151,8 @@ def guess(shape: LinearShape, rows: int) -> Choice:
     if rows == 1:
         block_k = 1024 if shape.k >= 1024 else 512 if shape.k > 256 else 256
         block_n = 4 if shape.n > 8 * _MIN_PROGRAMS and not shape.gated else 2
-        return Choice(form="gemv", block_n=block_n, block_k=block_k, warps=4, early=shape.k <= 2048)
+        return Choice(form="gemv", block_n=block_n, block_k=block_k, warps=4,
+                      trigger="start" if shape.k <= 2048 else "end")
     split = 1
     while split < 4 and -(-shape.n // 64) * split < 2 * _MIN_PROGRAMS and shape.k // (128 * split) >= 8:
         split *= 2
@@ -169,8 +171,8 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
                     each = block_n * block_k * (2 if shape.gated else 1) // (32 * warps)
                     if 8 <= each <= 64 and block_k < 2 * shape.k <= 28 * block_k:
                         found += [Choice(form="gemv", block_n=block_n, block_k=block_k, warps=warps,
-                                         early=early)
-                                  for early in (False, True)]
+                                         trigger=trigger)
+                                  for trigger in ("end", "loop", "start")]
         return found
     if rows > 128:
         return found + _wide(shape)
@@ -190,8 +192,9 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
     return found
 
 
-_WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4), (0, 64, 64, 4, 8),
-         (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8), (128, 128, 128, 2, 8), (128, 256, 64, 3, 8))
+_WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4),
+         (0, 64, 64, 4, 8), (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8), (128, 128, 128, 2, 8),
+         (128, 256, 64, 3, 8))
 
 
 def _wide(shape: LinearShape) -> list[Choice]:

@@ -23,8 +23,8 @@ def rotate_write(
     eps: float = 0.0,
 ) -> None:
     """In place: the M query and G key heads of each token are normed and turned where they lie; keys and
-    values (G heads after them) go to slot page * P + place. slots_T int64. cos, sin as of `step_ends.angles`;
-    rows of qkv and of the angles have stride 1, keys and values equal strides."""
+    values (G heads after them) go to slot page * P + place. slots_T int64. cos, sin as of
+    `step_inputs.angles`; rows of qkv and of the angles have stride 1, keys and values equal strides."""
     from ridgeline.kernels.rotate_write.triton import rotate_write_kernel
 
     tokens, kv_heads, dim = keys_NPGD.shape[1:]

@@ -1,7 +1,6 @@
-"""Triton kernels before and after the layers of a step. All are launched without PDL: a step's full barriers.
+"""Triton kernels before the layers of a step. All are launched without PDL: a step's full barriers.
 
-Legend: S rows of a step, X places of a row's tables, R rotary width, V vocabulary, B blocks of a row's
-logits.
+Legend: S rows of a step, X places of a row's tables, R rotary width.
 """
 
 import triton
@@ -49,33 +48,3 @@ def angles_kernel(positions_ptr, freq_ptr, cos_ptr, sin_ptr, factor, R: tl.const
     sine = tl.sin(angle) * factor
     tl.store(cos_ptr + s * R + r, tl.cos(angle) * factor, mask=r < R)
     tl.store(sin_ptr + s * R + r, tl.where(r < R // 2, -sine, sine), mask=r < R)
-
-
-@triton.jit
-def best_of_block_kernel(logits_ptr, value_ptr, index_ptr, stride, V, num_blocks, XB: tl.constexpr):
-    """The first of a block's highest logits; +inf as value where one is not finite."""
-    s = tl.program_id(0)
-    block = tl.program_id(1)
-    v = block * XB + tl.arange(0, XB)
-    x = tl.load(logits_ptr + s.to(tl.int64) * stride + v, mask=v < V, other=-3.0e38)
-    broken = tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, 0)
-    x = tl.where(tl.abs(x) < float("inf"), x, -3.0e38)
-    best, at = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(value_ptr + s * num_blocks + block, tl.where(broken > 0, float("inf"), best))
-    tl.store(index_ptr + s * num_blocks + block, block * XB + at)
-
-
-@triton.jit
-def best_kernel(
-    value_ptr, index_ptr, rows_ptr, tokens_ptr, failed_ptr, last_ptr, num_blocks, NP: tl.constexpr
-):
-    """The first of a row's highest; written for the host and as the row's last token."""
-    s = tl.program_id(0)
-    n = tl.arange(0, NP)
-    value = tl.load(value_ptr + s * num_blocks + n, mask=n < num_blocks, other=float("-inf"))
-    best, at = tl.max(value, 0, return_indices=True, return_indices_tie_break_left=True)
-    failed = best == float("inf")
-    token = tl.where(failed, 0, tl.load(index_ptr + s * num_blocks + at))
-    tl.store(tokens_ptr + s, token)
-    tl.store(failed_ptr + s, failed.to(tl.int32))
-    tl.store(last_ptr + tl.load(rows_ptr + s).to(tl.int64), token.to(tl.int64))

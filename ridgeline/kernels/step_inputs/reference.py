@@ -1,9 +1,9 @@
-"""The ends of a step in plain torch: the kernels' twins. Legend: as of the door."""
+"""The inputs of a step in plain torch: the kernels' twins. Legend: as of the door."""
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.step_ends import Gathered
+from ridgeline.kernels.step_inputs import Gathered
 
 
 def gather_reference(staged_4S: Tensor, last_token: Tensor, table: Tensor) -> Gathered:
@@ -21,11 +21,3 @@ def angles_reference(positions_T: Tensor, frequencies: Tensor, factor: float) ->
     turned = positions_T.float()[:, None] * frequencies
     cos, sin = turned.cos() * factor, turned.sin() * factor
     return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-
-
-def greedy_reference(logits_SV: Tensor, rows_S: Tensor, last_token: Tensor, out_2S: Tensor) -> None:
-    failed = ~logits_SV.isfinite().all(1)
-    best = logits_SV == logits_SV.amax(1, keepdim=True)
-    tokens = best.to(torch.uint8).argmax(1).masked_fill(failed, 0)
-    out_2S[0], out_2S[1] = tokens, failed
-    last_token[rows_S.long()] = tokens

@@ -1,8 +1,7 @@
-"""What stands before and after the layers of a step: its inputs gathered by row, the angles of its positions,
-the token of the highest logit.
+"""What stands before the layers of a step: its inputs gathered by row, and the angles of its positions.
 
 The door: launches, and knows no model. Safe to capture. Legend: S rows of a step, X places of a row's tables,
-R rotary width, V vocabulary.
+R rotary width.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BLOCK = 4096  # logits a program looks at
 _PLACES = 1024
 
 
@@ -29,7 +27,7 @@ class Gathered:
 def gather(staged_4S: Tensor, last_token: Tensor, table: Tensor) -> Gathered:
     """staged_4S int32, contiguous: runner rows; positions, -1 where idle; tokens, -1 for the row's last one;
     reaches. last_token int64, by row. table int32 [rows, X]: every row's pages."""
-    from ridgeline.kernels.step_ends.triton import gather_kernel
+    from ridgeline.kernels.step_inputs.triton import gather_kernel
 
     assert staged_4S.is_contiguous() and table.stride(1) == 1
     num, width = staged_4S.shape[1], table.shape[1]
@@ -45,30 +43,13 @@ def gather(staged_4S: Tensor, last_token: Tensor, table: Tensor) -> Gathered:
 def angles(positions_T: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """cos_TR and sin_TR, float32 times factor: each pair's twice over, the sines of the first half negated.
     frequencies float32 [R / 2]: radians a position."""
-    from ridgeline.kernels.step_ends.triton import angles_kernel
+    from ridgeline.kernels.step_inputs.triton import angles_kernel
 
     num, width = len(positions_T), 2 * len(frequencies)
     cos, sin = (torch.empty(num, width, device=frequencies.device) for _ in range(2))
     if num:
         angles_kernel[(num,)](positions_T, frequencies, cos, sin, factor, width, _power(width), num_warps=1)
     return cos, sin
-
-
-def greedy(logits_SV: Tensor, rows_S: Tensor, last_token: Tensor, out_2S: Tensor) -> None:
-    """The lowest of each row's highest logits: to out_2S[0], int32, and to last_token[rows_S]. out_2S[1]: 1
-    where a logit is not finite; that row's token is 0. logits: rows of stride 1. rows_S int32."""
-    from ridgeline.kernels.step_ends.triton import best_kernel, best_of_block_kernel
-
-    num, vocab_size = logits_SV.shape
-    blocks = -(-vocab_size // _BLOCK)
-    values = torch.empty(num, blocks, device=logits_SV.device)
-    indices = torch.empty(num, blocks, dtype=torch.int32, device=logits_SV.device)
-    best_of_block_kernel[(num, blocks)](
-        logits_SV, values, indices, logits_SV.stride(0), vocab_size, blocks, _BLOCK
-    )
-    best_kernel[(num,)](
-        values, indices, rows_S, out_2S[0], out_2S[1], last_token, blocks, _power(blocks), num_warps=1
-    )
 
 
 def _power(n: int) -> int:
