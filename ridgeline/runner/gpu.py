@@ -234,7 +234,8 @@ class GpuExecutor:
     def _choose(self, logits_SV: Tensor, flight: _Flight, places: Places) -> Tensor:
         """Sample the rows at these places of the plan: [2, S]. Their tokens stay for the next step."""
         plan = flight.plan
-        rows_S, lens_S = stage(np.stack([plan.row, plan.start + plan.count])[:, places], self._device)
+        lens = (plan.start + plan.count)[places]
+        rows_S, lens_S = stage(np.stack([plan.row[places], lens]), self._device)
         out_2S = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
         self._chooser.choose(logits_SV, rows_S, lens_S, out_2S)
         self._score(flight, logits_SV, lens_S, out_2S[0], places)

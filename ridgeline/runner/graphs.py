@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: from the gathered inputs to the sampled token, one graph for each of a few
 sizes.
 
-A thread records them, a few sizes first, while the engine serves: recording runs nothing on the GPU, but it
-compiles what is not compiled yet. Until a size is there, a step takes the next larger one, or goes kernel by
+A thread records them, a few sizes first, from the first decode on, while the engine serves: recording runs
+nothing on the GPU, but it compiles what is not compiled yet. Until a size is there, a step takes the next larger one, or goes kernel by
 kernel. All graphs share one pool of memory, since no two run at once. Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
@@ -64,7 +64,6 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._closing = False
         self._recorder = Thread(target=self._record_all, name="graphs")
-        self._recorder.start()
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
@@ -85,16 +84,24 @@ class DecodeGraphs:
             graph.replay()
             return decoded
         with torch.inference_mode():
-            return self._step(size)
+            decoded = self._step(size)
+        self._start()
+        return decoded
 
     def wait(self) -> None:
         """Until every size is recorded."""
+        self._start()
         self._recorder.join()
 
     def close(self) -> None:
         """End the recording after the size at hand."""
         self._closing = True
-        self._recorder.join()
+        if self._recorder.ident is not None:
+            self._recorder.join()
+
+    def _start(self) -> None:
+        if self._recorder.ident is None:
+            self._recorder.start()
 
     def _size(self, num: int) -> int:
         """The smallest size for so many rows that is recorded; where none is close, the smallest of all."""

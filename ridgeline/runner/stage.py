@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def stage(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array as a tensor on the device; on a CPU the same memory."""
+    """The array as a tensor on the device, contiguous as the array has to be; on a CPU the same memory."""
+    assert array.flags.c_contiguous
     host = torch.from_numpy(array)
     if device.type != "cuda":
         return host
