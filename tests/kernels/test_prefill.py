@@ -1,0 +1,82 @@
+"""Protects prefill attention: what it computes, what goes to the library and why, what Hopper gets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS, Chunk, choose, tile_for, unfit
+from tests.kernels.interpreted import errors_of
+from tests.kernels.prefill_cases import CASES, LARGE
+from tests.kernels.triton_cases import poisoned
+from tests.kernels.triton_compiled import compile_for_hopper
+
+CUDA = torch.device("cuda")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    return errors_of("tests.kernels.prefill_cases")
+
+
+@pytest.mark.timeout(300)  # all of them, in the first
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
+    """Odd sizes, memory of NaN, windows, sinks, tiles that only some tokens see."""
+    assert interpreted[name] == ""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES | LARGE])
+def test_on_the_gpu_in_bfloat16(name: str) -> None:
+    with poisoned():
+        (CASES | LARGE)[name](open_gpu(CUDA), BF16)
+
+
+@pytest.mark.parametrize(("chunk", "changed", "path", "reason"), [
+    ((0, LIBRARY_TOKENS), {}, "library", "without prefix"),
+    ((64, LIBRARY_TOKENS), {}, "paged", "64 tokens of prefix"),
+    ((0, LIBRARY_TOKENS - 1), {}, "paged", "share one launch"),
+    ((0, 4096), {"window": 4096}, "library", "without prefix"),
+    ((0, 4096), {"window": 4095}, "paged", "a window of 4095"),
+    ((0, 4096), {"sinks": True}, "paged", "sinks"),
+    ((0, 4096), {"cache_dtype": torch.float8_e4m3fn}, "paged", "what is cached"),
+    ((0, 4096), {"dtype": torch.float32, "cache_dtype": torch.float32}, "paged", "no fast path"),
+    ((0, 4096), {"library": False}, "paged", "no fast path")])
+def test_which_path_a_chunk_takes(chunk: tuple[int, int], changed: dict[str, object], path: str,
+                                  reason: str) -> None:
+    known = {"dtype": BF16, "cache_dtype": BF16, "window": None, "sinks": False, "library": True} | changed
+    choice = choose(Chunk(first=0, start=chunk[0], count=chunk[1]), **known)
+    assert choice.path == path and reason in choice.reason
+
+
+def test_what_the_kernel_cannot_serve_is_refused() -> None:
+    keys, values = torch.empty(2, 16, 2, 2, 24, device="meta").unbind(2)
+    assert "no multiple of 16" in unfit(keys, values, 4)
+    keys, values = torch.empty(2, 16, 2, 2, 32, device="meta").unbind(2)
+    assert unfit(keys, values, 4) == "" and "do not share" in unfit(keys, values, 3)
+    assert "equal strides" in unfit(keys, values.contiguous(), 4)
+    assert "float64" in unfit(keys.double(), values, 4)
+
+
+@pytest.mark.parametrize(("cache", "kv_bytes", "dim"), [("*bf16", 2, 128), ("*fp8e4nv", 1, 128),
+                                                        ("*bf16", 2, 256)])
+@pytest.mark.parametrize("num_tokens", [64, 8192])
+def test_tiles_stay_in_registers(cache: str, kv_bytes: int, dim: int, num_tokens: int,
+                                 tmp_path: Path) -> None:
+    from ridgeline.kernels.prefill_attention.triton import prefill_kernel
+
+    tile = tile_for(num_tokens, dim, kv_bytes)
+    constants = dict(HKV=8, G=4, D=dim, DP=dim, P=64, BM=tile.heads, BT=tile.tokens, SINK=False,
+                     WINDOW=False, INTERPRET=False)
+    made = compile_for_hopper(
+        prefill_kernel, tmp_path, constants=constants, descriptors={}, num_warps=tile.warps,
+        num_stages=tile.stages,
+        types={"k_ptr": cache, "v_ptr": cache, "chunks_ptr": "*i32", "v_scale": "fp32"})
+    few = 88 if kv_bytes == 1 and num_tokens > 64 else 0  # the large tile is a fifth faster all the same
+    assert made.local_bytes <= few, made
+    assert "wgmma" in made.ptx and made.shared_bytes <= 227 << 10
