@@ -18,7 +18,7 @@ from ridgeline.runner.stage import stage
 from ridgeline.schedule.plan import RowLogprobs, RowStart
 
 
-class Places:
+class _Held:
     """Numbered places of which each row holds at most one."""
 
     def __init__(self, num: int) -> None:
@@ -67,7 +67,7 @@ class Chooser:
         self._requests = Requests.room(
             rows.last_token, vocab_size=vocab_size, marks=num_rows, biases=num_rows
         )
-        self._marks, self._biases = Places(num_rows), Places(num_rows)
+        self._marks, self._biases = _Held(num_rows), _Held(num_rows)
         self._plain = np.ones(num_rows, np.bool_)  # rows that are greedy and change nothing
         self._tops = np.full(num_rows, -1, np.int64)  # log-probabilities asked for
 

@@ -5,7 +5,8 @@ Charter:
   2. begin() only launches: inputs go up from pinned memory that nobody writes again, sampled tokens stay on
   the GPU
      for the next step, results start their way back. finish() waits for one event.
-  3. Steps of decodes alone are one CUDA graph; steps with prompts go kernel by kernel.
+  3. Steps of decodes alone are one CUDA graph; steps with prompts go kernel by kernel, and while the GPU is
+     busy with a long one, graphs are recorded.
   4. Rows that the graph's greedy choice does not serve are sampled from its logits, before the next step
   starts. 5. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it
   goes; rows
@@ -36,6 +37,8 @@ from ridgeline.runner.runner import NOT_FINITE, Places, isolate
 from ridgeline.runner.stage import stage
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, StepPlan, StepResult
+
+LONG_STEP = 1024  # tokens of a step in whose time a graph can be recorded
 
 
 class _Slot:
@@ -165,6 +168,9 @@ class GpuExecutor:
         flight = self._flying.popleft()
         assert ticket == flight.ticket, "steps finish in the order begun"
         try:
+            if self._graphs is not None and flight.plan.num_tokens >= LONG_STEP:
+                while not flight.slot.ended.query() and self._graphs.record_next():
+                    pass
             flight.slot.ended.synchronize()
         except RuntimeError as error:  # an error of a kernel stays with the process
             raise EngineDeadError(f"the GPU failed: {error}") from error
@@ -174,14 +180,7 @@ class GpuExecutor:
 
     def close(self) -> None:
         """Wait for the steps in flight."""
-        if self._graphs is not None:
-            self._graphs.close()
         torch.cuda.synchronize(self._device)
-
-    def wait_for_graphs(self) -> None:
-        """Until all of them are recorded."""
-        if self._graphs is not None:
-            self._graphs.wait()
 
     # ---- a step
 

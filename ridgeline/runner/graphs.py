@@ -2,8 +2,9 @@
 sizes.
 
 A thread records them, a few sizes first, from the first decode on, while the engine serves: recording runs
-nothing on the GPU, but it compiles what is not compiled yet. Until a size is there, a step takes the next larger one, or goes kernel by
-kernel. All graphs share one pool of memory, since no two run at once. Knows no plan.
+nothing on the GPU, but it compiles what is not compiled yet. Until a size is there, a step takes the next
+larger one, or goes kernel by kernel. All graphs share one pool of memory, since no two run at once. Knows no
+plan.
 
 Legend: S places of a step (rows, then idle ones).
 """
@@ -11,7 +12,6 @@ Legend: S places of a step (rows, then idle ones).
 import logging
 from bisect import bisect_left
 from dataclasses import dataclass
-from threading import Thread, main_thread
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ridgeline.runner.rows import Rows
 _log = logging.getLogger(__name__)
 FIELDS = 4  # of a place: runner row, position, token, reach
 _FIRST = (1, 8, 32, 128)  # sizes that are recorded before the others, with the largest
-_PADDED = 4  # a larger graph serves while a size's own is not there, up to so many times its rows
+_PADDED = 2  # a larger graph serves while a size's own is not there, up to so many times the size
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -62,8 +62,9 @@ class DecodeGraphs:
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
         self._ready: dict[int, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._closing = False
-        self._recorder = Thread(target=self._record_all, name="graphs")
+        self._side = torch.cuda.Stream(self._device)
+        soon = {*_FIRST, max_rows}
+        self._order = sorted(self._sizes, key=lambda size: (size not in soon, size))
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
@@ -85,51 +86,39 @@ class DecodeGraphs:
             return decoded
         with torch.inference_mode():
             decoded = self._step(size)
-        self._start()
+        if self._order:
+            self._record(size)
         return decoded
 
-    def wait(self) -> None:
-        """Until every size is recorded."""
-        self._start()
-        self._recorder.join()
-
-    def close(self) -> None:
-        """End the recording after the size at hand."""
-        self._closing = True
-        if self._recorder.ident is not None:
-            self._recorder.join()
-
-    def _start(self) -> None:
-        if self._recorder.ident is None:
-            self._recorder.start()
+    def record_next(self) -> bool:
+        """Record one size more; False when there is none left to record."""
+        missing = next((size for size in self._order if size not in self._ready), None)
+        if missing is not None:
+            self._record(missing)
+        return missing is not None
 
     def _size(self, num: int) -> int:
-        """The smallest size for so many rows that is recorded; where none is close, the smallest of all."""
+        """The smallest recorded size for so many rows; where none is close, the smallest there is."""
         first = bisect_left(self._sizes, num)
         recorded = (size for size in self._sizes[first:] if size in self._ready)
         size = next(recorded, None)
         return self._sizes[first] if size is None or size > _PADDED * self._sizes[first] else size
 
-    def _record_all(self) -> None:
-        soon = {*_FIRST, self._sizes[-1]}
-        try:
-            torch.cuda.set_device(self._device)
-            for size in sorted(self._sizes, key=lambda size: (size not in soon, size)):
-                if self._closing or not main_thread().is_alive():  # the process ends
-                    return
-                self._record(size)
-        except RuntimeError as error:  # memory, above all
-            _log.warning("decode graphs of %d sizes of %d: %s", len(self._ready), len(self._sizes), error)
-
     def _record(self, size: int) -> None:
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
-        with torch.inference_mode(), torch.cuda.stream(side):
-            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-            try:
-                decoded = self._step(size)
-            finally:
-                graph.capture_end()
-        self._ready[size] = graph, decoded
+        """Make a size's graph. Where memory does not suffice, no more are made: steps go on without."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._side):
+                graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")  # kernels may be loaded
+                try:
+                    decoded = self._step(size)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self._order = []
+            _log.warning("%d of %d decode graphs: %s", len(self._ready), len(self._sizes), error)
+        else:
+            self._ready[size] = graph, decoded
 
     def _step(self, size: int) -> Decoded:
         staged_4S = self._staged[: FIELDS * size].view(FIELDS, size)

@@ -11,7 +11,8 @@ import torch
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
-from ridgeline.engine.numerics import Numerics, choose_numerics
+from ridgeline.base.errors import ConfigError
+from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
 from ridgeline.engine.startup import Startup
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.models.resolve import open_model
@@ -28,6 +29,33 @@ def chosen(checkpoint: Checkpoint | None = None, *, dtype: str = "auto",
     startup, config = Startup(WallClock()), EngineConfig(dtype=dtype, kv_cache_dtype=kv_cache_dtype)
     numerics = choose_numerics(config, checkpoint or open_model(None), startup)
     return numerics, startup.as_dict()["choices"]
+
+
+@pytest.mark.parametrize(("asked", "there", "chosen"), [
+    ("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")])
+def test_a_gpu_is_taken_where_there_is_one(asked: str, there: bool, chosen: str,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    startup = Startup(WallClock())
+    assert choose_device(EngineConfig(device=asked), startup).type == chosen
+    assert startup.choices["device"][0] == chosen
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, said in (("cuda", "no NVIDIA GPU"), ("tpu", "not known")):
+        with pytest.raises(ConfigError, match=said):
+            choose_device(EngineConfig(device=device), Startup(WallClock()))
+
+
+def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:
+    """Whatever the checkpoint is in, its cache too; a dtype that is asked for stands."""
+    checkpoint = open_checkpoint(tiny_folder(tmp_path), load_format="dummy")
+    for dtype, found in (("auto", torch.bfloat16), ("float32", torch.float32)):
+        numerics = choose_numerics(EngineConfig(dtype=dtype), checkpoint, Startup(WallClock()),
+                                   torch.device("cuda"))
+        assert numerics.activations is numerics.cache is found
 
 
 def test_a_quantized_checkpoint_stays_packed() -> None:

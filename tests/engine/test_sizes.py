@@ -8,19 +8,31 @@ from ridgeline.base.clock import VirtualClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GB
-from ridgeline.engine.sizes import Sizes, decide_sizes, decide_threads
+from ridgeline.engine.sizes import (
+    GpuRoom,
+    Sizes,
+    block_tokens,
+    check_weights,
+    decide_sizes,
+    decide_threads,
+    graph_bytes,
+    step_bytes,
+    step_tokens,
+)
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
+from ridgeline.models.checkpoint import open_shape
 from ridgeline.spec.cache import Paged, plan_layout
 
 LAYOUT = plan_layout([(Paged(bytes_per_entry=1024),)] * 4, block_tokens=16)  # 65,536 bytes a page
 
 
-def decide(free_bytes: int = 100 * GB, max_position: int = 8192, **config: object) -> tuple[Sizes, Startup]:
+def decide(free_bytes: int = 100 * GB, max_position: int = 8192, room: GpuRoom | None = None,
+           **config: object) -> tuple[Sizes, Startup]:
     startup = Startup(VirtualClock())
     made = replace(EngineConfig(), **config)  # type: ignore[arg-type]
     return decide_sizes(
-        made, LAYOUT, max_position=max_position, free_bytes=free_bytes, startup=startup
+        made, LAYOUT, max_position=max_position, free_bytes=free_bytes, startup=startup, room=room
     ), startup
 
 
@@ -72,6 +84,49 @@ def test_steps_without_a_cache_and_with_many_sequences() -> None:
 def test_impossible_numbers_are_refused(config: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         decide(**config)
+
+
+ROOM = GpuRoom(total_bytes=100 * GB, weights_bytes=20 * GB, free_bytes=70 * GB, step_bytes=5 * GB,
+               graph_bytes=3 * GB)
+
+
+def test_a_gpu_gives_the_cache_what_steps_and_graphs_leave() -> None:
+    """All of it when sequences could use it, and long steps; what is left is the libraries' own."""
+    sizes, startup = decide(room=ROOM, max_num_seqs=512, max_position=131_072)
+    assert 0.99 * ROOM.cache_bytes < sizes.num_pages * LAYOUT.page_bytes <= ROOM.cache_bytes == 60 * GB
+    assert sizes.max_num_batched_tokens == 8192 and sizes.max_model_len == 131_072
+    assert "70 GB are free" in startup.choices["kv_cache_bytes"][1]
+    assert decide(room=ROOM, max_num_seqs=1)[0].num_pages == 513  # no more than can be used
+
+
+def test_a_gpu_that_is_too_small_is_refused_in_bytes() -> None:
+    """What there is, who takes it, and the change that fits; a cache that is asked for is not cut."""
+    with pytest.raises(ConfigError, match=r"6 GB are free .*5 GB .*3 GB.*max_num_batched_tokens"):
+        decide(room=replace(ROOM, free_bytes=6 * GB))
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes 61 GB .*at most 60000000000"):
+        decide(room=ROOM, kv_cache_bytes=61 * GB)
+    assert decide(room=ROOM, kv_cache_bytes=60 * GB)[0].num_pages == 60 * GB // LAYOUT.page_bytes
+
+
+def test_weights_that_are_too_large_are_refused_before_they_are_loaded() -> None:
+    spec = open_shape("llama-3.1-8b").spec
+    check_weights(spec, element_bytes=2, free_bytes=17 * GB, total_bytes=24 * GB)
+    with pytest.raises(ConfigError, match=r"weights take 16.1 GB and 12 GB of the GPU's 24 GB"):
+        check_weights(spec, element_bytes=2, free_bytes=12 * GB, total_bytes=24 * GB)
+
+
+def test_what_steps_take_grows_with_their_tokens() -> None:
+    """The widest products stand beside the stream: 28,672 and 14,336 features of 8B's feed-forward."""
+    spec = open_shape("llama-3.1-8b").spec
+    more, less = (step_bytes(spec, step_tokens=t, num_seqs=8, element_bytes=2) for t in (8192, 4096))
+    assert (more - less) / 4096 / 2 >= 28_672 + 14_336 + 4096
+    assert graph_bytes(spec, num_seqs=512, element_bytes=2) > graph_bytes(spec, num_seqs=8, element_bytes=2)
+
+
+def test_blocks_and_steps_are_the_devices() -> None:
+    assert [block_tokens(EngineConfig(), on_gpu=gpu) for gpu in (False, True)] == [16, 64]
+    assert block_tokens(EngineConfig(block_tokens=32), on_gpu=True) == 32
+    assert step_tokens(EngineConfig(max_num_seqs=5000), on_gpu=True) == 10_000
 
 
 def test_threads() -> None:

@@ -73,7 +73,6 @@ class Hand:
         else:
             self.executor = GpuExecutor(self.model, self.capacity, cache_dtype=self.dtype, device=device,
                                         clock=WallClock(), graphs=self.graphs)
-            self.executor.wait_for_graphs()
         self.free = np.random.default_rng(1).permutation(np.arange(1, self.num_pages)).tolist()
         self.tables: list[dict[int, list[int]]] = [{} for _ in layout.groups]
         self.news: list[list[tuple[int, int, int]]] = [[] for _ in layout.groups]

@@ -98,8 +98,8 @@ class DecodeLinears:
         return out_MK
 
     def by_cublas(self, call: Call) -> Tensor:
-        """The product by cuBLAS, for many rows, and where the launches of these kernels would be waited for;
-        the norm before it and the gate after it are a kernel each."""
+        """The product by cuBLAS: for many rows, and where the launches of these kernels would be waited for.
+        The norm before it and the gate after it are a kernel each."""
         if self.gpu.interpret or call.bias is not None or call.weight.element_size() != 2:
             return call.reference()
         x_MK, weight_KN, out_MN = call.x_MK, call.weight.t(), call.out_MN
