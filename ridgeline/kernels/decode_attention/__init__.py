@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.kernels.cascade import Shared, tile_heads
 from ridgeline.kernels.gpu import Gpu
 
 MAX_DIM = 256
@@ -62,6 +63,7 @@ class Plan:
     max_pieces: int
     work: Tensor
     total: Tensor
+    shared: Shared | None
 
 
 def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
@@ -119,13 +121,13 @@ class DecodeAttention:
         self.locks = torch.zeros(max_rows * max_kv_heads, dtype=torch.int32, device=gpu.device)
 
     def plan(self, rows: Rows, keys_NPGD: Tensor, values_NPGD: Tensor, *, num_heads: int,
-             window: int | None = None,
-             tile: Tile | None = None) -> Plan:
+             window: int | None = None, tile: Tile | None = None, shared: Shared | None = None) -> Plan:
         """One kernel, launched in order. keys, values: the pages of any layer of the group. window counts the
         query.
 
         At least one kernel launched without PDL, such as any of torch's, must follow before the first
-        attention. tile: None for `tile_for`. ConfigError where the kernel cannot serve.
+        attention. tile: None for `tile_for`. shared: prefixes to read once for all their rows; none with a
+        window. ConfigError where the kernel cannot serve.
         """
         from ridgeline.kernels.decode_attention.triton import plan_kernel
 
@@ -140,15 +142,17 @@ class DecodeAttention:
             tile = tile_for(num_rows, longest, num_heads=num_heads, kv_heads=kv_heads, dim=dim,
                             kv_bytes=keys_NPGD.element_size())
         assert tile.piece % tile.tokens == 0
+        assert shared is None or (window is None and shared.piece == tile.piece)
         seen = longest if window is None else min(longest, window + tile.piece - 1)
         most = -(-seen // tile.piece)
         work = torch.empty(num_rows * most * 4, dtype=torch.int32, device=rows.lens_S.device)
         total = torch.empty(1, dtype=torch.int32, device=rows.lens_S.device)
-        plan_kernel[(num_rows,)](rows.lens_S, work, total, num_rows, _NO_WINDOW if window is None else window,
-                                 tile.piece, _power(num_rows), num_warps=1)
+        skip_S = rows.lens_S if shared is None else shared.skip_S
+        plan_kernel[(num_rows,)](rows.lens_S, skip_S, work, total, num_rows,
+                                 _NO_WINDOW if window is None else window, tile.piece, _power(num_rows),
+                                 shared is not None, num_warps=1)
         return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
-                    max_pieces=most,
-                    work=work, total=total)
+                    max_pieces=most, work=work, total=total, shared=shared)
 
     def __call__(self, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
                  q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
@@ -170,6 +174,9 @@ class DecodeAttention:
         part_ml = torch.empty(held * 2, dtype=torch.float32, device=qkv_SE.device)
         out_SE = torch.empty(num_rows, num_heads * dim, dtype=qkv_SE.dtype, device=qkv_SE.device)
         pdl = (2 if early else 1) if self._gpu.programmatic else 0
+        if plan.shared is not None:
+            self._shared(plan.shared, qkv_SE, keys_NPGD, values_NPGD, plan, scale, q_norm, eps, part_o,
+                         part_ml)
         decode_kernel[(min(items * kv_heads, self._gpu.processors * tile.programs),)](
             qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, rows.lens_S, plan.work, plan.total, rows.cos_SR,
             rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE), _or(sinks_M, qkv_SE), part_o, part_ml,
@@ -183,6 +190,22 @@ class DecodeAttention:
             _MERGED_AT_ONCE, q_norm is not None, sinks_M is not None, plan.window is not None, pdl,
             self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages, **self._gpu.launch_options())
         return out_SE
+
+    def _shared(self, shared: Shared, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan,
+                scale: float, q_norm: Tensor | None, eps: float, part_o: Tensor, part_ml: Tensor) -> None:
+        """The sums of the shared pieces, before the rows' own."""
+        from ridgeline.kernels.cascade.triton import shared_kernel
+
+        rows, tile, (kv_heads, dim) = plan.rows, plan.tile, keys_NPGD.shape[2:]
+        assert shared.num_heads == plan.num_heads // kv_heads
+        shared_kernel[(min(len(shared.work) * kv_heads, 2 * self._gpu.processors),)](
+            qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, shared.members_L, shared.work, shared.total,
+            rows.cos_SR, rows.sin_SR, _or(q_norm, qkv_SE), part_o, part_ml, self.locks,
+            qkv_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0),
+            keys_NPGD.stride(1), keys_NPGD.stride(2), scale * self._k_scale, eps, plan.max_pieces, kv_heads,
+            shared.num_heads, tile_heads(shared), dim, _power(dim), rows.cos_SR.shape[1], plan.page_tokens,
+            tile.piece, tile.tokens, q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
+            num_warps=8, num_stages=2, **self._gpu.launch_options())
 
 
 def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:

@@ -14,22 +14,28 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def plan_kernel(lens_ptr, work_ptr, total_ptr, num_rows, window, C: tl.constexpr, BR: tl.constexpr):
+def plan_kernel(lens_ptr, skip_ptr, work_ptr, total_ptr, num_rows, window, C: tl.constexpr,
+                BR: tl.constexpr, SHARED: tl.constexpr):
     """One program a row, BR >= num_rows. work[i] = (row, first token, end, pieces of the row) in order of
-    rows; total[0]: items. Pieces before the row's window are left out; a row of length 0 has none."""
+    rows; total[0]: items. Pieces before the row's window are left out; a row of length 0 has none. SHARED:
+    skip[row] tokens, whole pieces, count among the row's pieces and are no work of its own."""
     row = tl.program_id(0)
     r = tl.arange(0, BR)
     n = tl.load(lens_ptr + r, mask=r < num_rows, other=0)
     first = tl.maximum(n - window, 0) // C
     pieces = (n + C - 1) // C - first
-    before = tl.sum(tl.where(r < row, pieces, 0), 0)
+    todo = pieces
+    if SHARED:
+        todo = pieces - tl.load(skip_ptr + r, mask=r < num_rows, other=0) // C
+    before = tl.sum(tl.where(r < row, todo, 0), 0)
     mine = tl.sum(tl.where(r == row, pieces, 0), 0)
+    done = mine - tl.sum(tl.where(r == row, todo, 0), 0)
     start = tl.sum(tl.where(r == row, first, 0), 0) * C
     length = tl.sum(tl.where(r == row, n, 0), 0)
     if row == 0:
-        tl.store(total_ptr, tl.sum(pieces, 0))
-    for p in range(mine):
-        item = work_ptr + (before + p) * 4
+        tl.store(total_ptr, tl.sum(todo, 0))
+    for p in range(done, mine):
+        item = work_ptr + (before + p - done) * 4
         tl.store(item, row)
         tl.store(item + 1, start + p * C)
         tl.store(item + 2, tl.minimum(start + p * C + C, length))
