@@ -59,6 +59,9 @@ gpu: setup
 	$(BIN)/python -m pytest -q -m "gpu" $(OR_NONE)
 	$(BIN)/ridgeline bench kernels
 	$(BIN)/ridgeline bench kernels qwen3-0.6b
+	$(BIN)/ridgeline bench startup llama-3.1-8b --load-format dummy
+	$(BIN)/ridgeline bench latency llama-3.1-8b --load-format dummy
+	$(BIN)/ridgeline bench throughput llama-3.1-8b --load-format dummy --concurrency 64 --num-requests 128
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -17,7 +17,7 @@ from ridgeline.bench.report import Report, seconds_text, summarize
 from ridgeline.bench.tables import step_table
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import step_key
-from ridgeline.engine.probe import better, probe_machine
+from ridgeline.engine.probe import better, probe_gpu, probe_machine
 from ridgeline.ledger.profile import MachineProfile, save_profile
 
 WARM_UP_TOKENS = 8
@@ -87,13 +87,20 @@ def _shape(args: BenchArgs) -> Shape | None:
 
 
 def _measure(args: BenchArgs, engine: Engine, driver: Driver, shape: Shape) -> str:
-    before = probe_machine("this run", engine.info["profile"]["decode_read_bytes"])
+    before = _rates(engine, "this run")
     driver.run(Shape(num_requests=shape.concurrency, concurrency=shape.concurrency,
                      prompt_tokens=shape.prompt_tokens, output_tokens=WARM_UP_TOKENS))
     done = driver.run(shape)
-    machine = better(before, probe_machine("this run", engine.info["profile"]["decode_read_bytes"]))
+    machine = better(before, _rates(engine, "this run"))
     report = _report(args.what, engine, machine, shape, done)
     return json.dumps(report.as_json(), allow_nan=False) if args.json else report.text()
+
+
+def _rates(engine: Engine, name: str) -> MachineProfile:
+    """What the engine's device does now."""
+    if engine.device.type == "cuda":
+        return probe_gpu(name, engine.device)
+    return probe_machine(name, engine.info["profile"]["decode_read_bytes"])
 
 
 def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, done: Round) -> Report:
@@ -109,7 +116,7 @@ def _report(what: str, engine: Engine, machine: MachineProfile, shape: Shape, do
 def _probe(args: BenchArgs, engine: Engine, driver: Driver) -> str:
     """Measure and save; the machine's own profile keeps the tables of other models."""
     own = engine.profile
-    machine = probe_machine(args.profile or own.name, engine.info["profile"]["decode_read_bytes"])
+    machine = _rates(engine, args.profile or own.name)
     capacity = engine.capacity
     longest = min(capacity.max_step_tokens, capacity.max_model_len - 1)
     table = step_table(driver, max_rows=capacity.num_rows, max_chunk=longest)

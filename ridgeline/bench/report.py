@@ -99,7 +99,7 @@ class Report:
         about = self.machine.about
         lines = [
             f"{self.what}: {self.model} ({self.numerics})",
-            f"  {about['processor']}, {self.machine.threads} of {about['cores']} cores, "
+            f"  {about.get('gpu', about['processor'])}, {self.machine.threads} of {about['cores']} cores, "
             f"torch {about['torch']}, commit {about['commit']}, load {about['load']} before",
             f"  measured in this run: {self.machine.text()}",
             f"  {len(self.requests)} requests of {self.prompt_tokens} tokens in, {self.output_tokens} out, "

@@ -1,4 +1,4 @@
-"""`ridgeline bench latency | throughput | probe | kernels`."""
+"""`ridgeline bench latency | throughput | probe | kernels | startup`."""
 
 import argparse
 from dataclasses import fields
@@ -7,14 +7,16 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import add_engine_flags, count, engine_config
 
+_WORKLOAD = ("prompt-tokens", "output-tokens", "concurrency", "num-requests")
 HELP = "measure the engine in this process beside the floor of what it did"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("latency", "throughput", "probe", "kernels"),
-        help="one request at a time, many at a time, the machine itself, or a published shape's GPU kernels",
+        choices=("latency", "throughput", "probe", "kernels", "startup"),
+        help="one request at a time, many at a time, the machine itself, a published shape's GPU kernels, or "
+        "the way to the first token",
     )
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
@@ -38,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.what == "kernels":
         return _run_kernels(args)
+    if args.what == "startup":
+        return _run_startup(args)
     if args.tune:
         raise ConfigError(f"bench {args.what} has no use for --tune: it is of bench kernels")
     from ridgeline.bench.offline import BenchArgs
@@ -56,6 +60,17 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     )
+
+
+def _run_startup(args: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in (*_WORKLOAD, "profile", "tune")
+             if getattr(args, name.replace("-", "_")) not in (None, False)]
+    if given:
+        raise ConfigError(f"bench startup has no use for {' and '.join(given)}: it takes the engine's flags "
+                          "and --json")
+    from ridgeline.bench.startup import run as run_startup
+
+    return run_startup(engine_config(args), as_json=args.json)
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -72,6 +72,7 @@ class Engine:
     profile: MachineProfile
     loop: Loop
     executor: LocalExecutor | GpuExecutor
+    device: torch.device
     trace: Trace | None
     info: Mapping[str, Any]
 
@@ -149,6 +150,7 @@ def build_engine(
         profile=profile,
         loop=Loop(scheduler, executor, clock, whole_trace, prices),
         executor=executor,
+        device=device,
         trace=whole_trace,
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},

@@ -66,7 +66,7 @@ def probe_machine(name: str, model_bytes: int | None = None, effort: Effort = FU
 
 
 def probe_gpu(name: str, device: torch.device) -> MachineProfile:
-    """A GPU's profile, without step tables. Takes 8 GiB of it for a moment."""
+    """A GPU's profile, without step tables. Takes 2.5 GiB of it for a moment."""
     found = measure_ceilings(device)
     torch.cuda.empty_cache()
     about = this_machine().about() | {"gpu": torch.cuda.get_device_name(device)}
