@@ -70,12 +70,14 @@ def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim:
     """The tile for `num_rows` rows of at most `longest` tokens (measured on an H200 with heads of 128).
 
     Few rows want many pieces; many rows want small tiles, so that more programs share a processor's memory.
-    Pieces grow with what a row may hold, so that their sums stay within 64 MiB.
+    Pieces grow with what a row may hold, so that their sums stay within 64 MiB. Entries of 8 bits take
+    registers to convert, which leave room for four programs.
     """
     if num_rows < 16:
         tile = Tile(piece=512, tokens=64, warps=4, stages=2, programs=3)
     else:
-        tile = Tile(piece=512 if num_rows < 128 else 1024, tokens=32, warps=2, stages=2, programs=6)
+        tile = Tile(piece=512 if num_rows < 128 else 1024, tokens=32, warps=2, stages=2,
+                    programs=6 if kv_bytes > 1 else 4)
     width = _power(dim)
     floats = num_rows * num_heads * (width + 2)
     while floats * 4 * -(-longest // tile.piece) > _PARTIAL_BYTES and tile.piece < longest:
