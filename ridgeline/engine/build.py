@@ -15,6 +15,7 @@ from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
+from ridgeline.blocks.attention.chunks import LONG
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
@@ -128,6 +129,7 @@ def build_engine(
         model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
         executor = _executor(model, capacity, numerics, device, clock, threads)
+    _say_paths(model, startup)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache
     )
@@ -217,6 +219,17 @@ def _gpu_room(
         step_bytes=step_bytes(spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size),
         graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
     )  # fmt: skip
+
+
+def _say_paths(model: Model, startup: Startup) -> None:
+    """What a GPU's steps run by."""
+    if model.gpu is None:
+        return
+    if model.capturable:
+        startup.choose("decode", "graphs", "the kernels take every block; recorded when a size is needed")
+        startup.choose("prefill", "cuBLAS and torch's flash attention", f"cuDNN's from {LONG} new tokens on")
+    else:
+        startup.choose("decode", "kernel by kernel", "no kernel takes heads of this size: torch attends")
 
 
 def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:

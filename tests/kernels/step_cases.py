@@ -3,7 +3,9 @@ plain torch. In the interpreter and on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import torch
 
 from ridgeline.blocks.norm_rope.spec import RopeSpec
@@ -13,6 +15,8 @@ from ridgeline.kernels.rotate_write.reference import rotate_write_reference
 from ridgeline.kernels.step_inputs import angles, gather
 from ridgeline.kernels.step_inputs.reference import angles_reference, gather_reference
 from ridgeline.nn.build import build_model
+from ridgeline.runner.choose import Chooser
+from ridgeline.runner.graphs import FIELDS, Decoded, DecodeGraphs
 from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
 from tests.kernels.triton_cases import close, random, tolerance
@@ -88,12 +92,64 @@ def model(spec: ModelSpec) -> Case:
     return check
 
 
+class Replayed:
+    """Stands for a CUDA graph: runs the step again, in the same memory for what leaves it."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.replay = step
+
+
+def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Decodes of any number of rows, padded to a size, recorded once, fed by their own last tokens: the texts
+    of plain torch. A larger graph serves where it is close."""
+    if not gpu.interpret:
+        return  # tests/runner/test_gpu.py
+    spec = tiny_spec(head_dim=16, qk_norm=True)
+    plain, ours = (Hand(spec=spec, weights=tiny_weights(spec), num_rows=5) for _ in range(2))
+    gpu = replace(gpu, max_rows=5)
+    ours.model = ours.executor._model = build_model(spec, ours.weights, dtype, gpu)
+    ours.model.bind_cache(ours.capacity.layout, ours.executor._cache.region, dtype)
+    rows, recorded, outs = ours.executor._rows, [], {}
+    chooser = Chooser(gpu, rows, num_rows=5, vocab_size=spec.vocab_size)
+    with mock.patch.multiple(torch.cuda, graph_pool_handle=mock.DEFAULT, Stream=mock.DEFAULT):
+        made = DecodeGraphs(ours.model, rows, chooser, max_rows=5)
+
+    def record(size: int) -> None:
+        recorded.append(size)
+        none, out_2S = torch.empty(0), made._out[: 2 * size].view(2, size)
+        left = Decoded(out_2S=out_2S, logits_SV=none, lens_S=none)
+        made._ready[size] = Replayed(lambda: made._step(size)), left  # type: ignore[assignment]
+
+    made._record = record  # type: ignore[method-assign]
+    wanted = {row: plain.generate(row, PROMPT[: 9 + row], 6) for row in range(5)}
+    for row in range(5):
+        ours.start(row, PROMPT[: 9 + row])
+        ours._reserve(row, 20)
+        outs[row] = [ours.tokens(Feed(row=row, start=0, tokens=PROMPT[: 9 + row]))[row]]
+    staged = torch.zeros(FIELDS * 5, dtype=torch.int32)
+    for some in ([4], [0, 1, 2], [0, 1, 2, 3, 4], [1, 3], [0, 2], [3]):
+        at = np.array(some, np.int32)
+        start = np.array([8 + row + len(outs[row]) for row in some], np.int32)
+        done = made.run(staged, at, start, np.full(len(some), -1, np.int32), start.astype(np.int64) + 1)
+        assert not done.out_2S[1, : len(some)].any()
+        for row, token in zip(some, done.out_2S[0].tolist()):
+            outs[row].append(token)
+    assert outs == {row: wanted[row][: len(out)] for row, out in outs.items()}
+    assert recorded == [1, 4, 5, 2][: len(recorded)] and len(recorded) >= 3
+    while made.record_next():
+        pass
+    assert sorted(made._ready) == [1, 2, 4, 5] and not made.record_next()
+    plain.close()
+    ours.close()
+
+
 DYNAMIC = RopeSpec(kind="dynamic", theta=10_000.0, rotary_dim=16, max_position=16, factor=4.0)
 CASES: dict[str, Case] = {
     "inputs": inputs,
     "angles": turns,
     "written": written(qk_norm=False, rotary=24),
     "written with norms, part turned": written(qk_norm=True, rotary=16),
+    "graphs": graphs,
     "model": model(tiny_spec(head_dim=16)),
     "model with windows": model(tiny_spec(head_dim=16, windows=(8, None))),
     "model with qk-norm and biases": model(tiny_spec(head_dim=16, qk_norm=True, qkv_bias=True, tied=False)),

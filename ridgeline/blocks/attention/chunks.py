@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
 
+CUDNN_DIM = 128  # the widest head that it takes on every GPU
 LONG = 2048  # tokens from which cuDNN's faster product makes up for preparing a shape
 
 
@@ -121,6 +122,8 @@ def attend_chunks(
             and len(run.counts) == 1
             and run.counts[0] >= LONG
             and (window is None or run.counts[0] <= window)
+            and q_TMD.shape[2] <= CUDNN_DIM
+            and torch.backends.cudnn.is_available()
         ):
             out_TMD = _cudnn(q_TMD, k_KGD, v_KGD, scale)
         else:
