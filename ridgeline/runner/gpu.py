@@ -147,9 +147,10 @@ class GpuExecutor:
         )
         slot.begun.record()
         self._take_news(plan)
+        out_2R = None
         if self._graphs is not None and plan.num_rows == plan.num_decodes:
             out_2R = self._decode(self._graphs, flight)
-        else:
+        if out_2R is None:
             with torch.inference_mode():
                 out_2R = self._mixed(flight)
         flight.out_2R = slot.out[: out_2R.numel()].view(out_2R.shape).copy_(out_2R, non_blocking=True)
@@ -191,11 +192,14 @@ class GpuExecutor:
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
 
-    def _decode(self, graphs: DecodeGraphs, flight: _Flight) -> Tensor:
-        """[2, R and more]"""
+    def _decode(self, graphs: DecodeGraphs, flight: _Flight) -> Tensor | None:
+        """[2, R and more]; None, and nothing sampled, when there is no memory for it."""
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
-        done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
+        try:
+            done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
+        except torch.OutOfMemoryError:
+            return None
         num = plan.num_rows
         self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
         return done.out_2S

@@ -186,6 +186,9 @@ def test_a_step_that_lacks_memory_goes_in_parts() -> None:
         one.start(row, PROMPT)
     result = one.step(*(Feed(row=row, start=0, tokens=PROMPT) for row in range(5)))
     assert failed and not result.failed.any() and len(set(result.tokens.tolist())) == 1
+    failed.clear()
+    result = one.step(*(Feed(row=row, start=37, tokens=[PLACEHOLDER]) for row in range(5)))
+    assert failed and not result.failed.any() and len(set(result.tokens.tolist())) == 1
     one.close()
 
 
