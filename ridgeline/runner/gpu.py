@@ -2,16 +2,15 @@
 
 Charter:
   1. A request's state sits in a fixed row on the GPU; a step gathers, nothing moves.
-  2. begin() only launches: inputs go up from pinned memory that nobody writes again, sampled tokens stay on
-  the GPU
-     for the next step, results start their way back. finish() waits for one event.
-  3. Steps of decodes alone are one CUDA graph; steps with prompts go kernel by kernel, and while the GPU is
-     busy with a long one, graphs are recorded.
-  4. Rows that the graph's greedy choice does not serve are sampled from its logits, before the next step
-  starts. 5. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it
-  goes; rows
-     whose numbers are not finite are found on the GPU and reported with the result.
+  2. begin() only launches: inputs go up from pinned memory that nobody writes while they are on their way,
+     sampled tokens stay on the GPU for the next step, results start their way back. finish() waits for one
+     event.
+  3. Steps of decodes alone are one CUDA graph, sampling included; steps with prompts go kernel by kernel, and
+     while the GPU is busy with a long one, graphs are recorded.
+  4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes;
+     rows whose numbers are not finite are found on the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
+  6. Nothing waits inside a step but prompt log-probabilities, for the rows that ask for them.
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
 hidden.

@@ -1,10 +1,9 @@
 """CUDA graphs of decode steps: from the gathered inputs to the sampled token, one graph for each of a few
 sizes.
 
-A thread records them, a few sizes first, from the first decode on, while the engine serves: recording runs
-nothing on the GPU, but it compiles what is not compiled yet. Until a size is there, a step takes the next
-larger one, or goes kernel by kernel. All graphs share one pool of memory, since no two run at once. Knows no
-plan.
+A size is recorded when it is first needed and no larger graph is close, or while the GPU is busy with long
+steps and the host would wait. Recording runs nothing on the GPU, but compiles what is not compiled yet. All
+graphs share one pool of memory, since no two run at once. Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
 """

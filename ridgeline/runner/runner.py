@@ -5,9 +5,10 @@ Charter:
   2. Sampled tokens stay on the device and feed the next step; the host only hears of them.
   3. begin() returns at once. One worker thread does all of the device's work, in the order begun, so that the
      scheduler plans step n + 1 while step n runs.
-  4. Only positions that sample are projected; prompt log-probabilities go in slices of bounded memory. 5. A
-  row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not finite
-     are reported; nothing is rolled back here, since writing the same keys and values again changes nothing.
+  4. Only positions that sample are projected; prompt log-probabilities go in slices of bounded memory.
+  5. A row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not
+     finite are reported; nothing is rolled back here, since writing the same keys and values again changes
+     nothing.
 
 Knows no queue, no page ownership and no text.
 
