@@ -5,6 +5,8 @@ import torch
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.kernels.prefill_attention import LIBRARY, Chunk, PrefillAttention, Tile
 from ridgeline.kernels.prefill_attention.reference import prefill_reference
+from ridgeline.kernels.rotate_write import rotate_write
+from ridgeline.kernels.rotate_write.reference import rotate_write_reference
 from tests.kernels.triton_cases import FP8, Case, Geometry, close, random, tolerance
 
 SMALL = Tile(heads=32, tokens=16, warps=4, stages=2)
@@ -49,6 +51,20 @@ def prefill(shape: Geometry, chunks: list[tuple[int, int]], *, window: int | Non
     return check
 
 
+def written(gpu: Gpu, dtype: torch.dtype) -> None:
+    """New tokens in a float8 cache: in units of the scales, cut to what the type holds."""
+    qkv = (random(gpu, dtype, 5, 4 * 16) * 4).to(FP8).to(dtype) / 4  # held exactly: rounding does not show
+    qkv[0, 32], qkv[1, 48] = 3e3, -3e3  # a key's and a value's
+    still, slots = torch.ones(5, 16, device=gpu.device), torch.tensor([3, 9, 14, 15, 0], device=gpu.device)
+    results = []
+    for run in (rotate_write, rotate_write_reference):
+        keys, values = torch.zeros(2, 4, 4, 1, 16, device=gpu.device).to(FP8).unbind(0)
+        run(qkv.clone(), keys, values, slots, still, 0 * still, num_heads=2, k_scale=0.25, v_scale=0.125)
+        results.append((keys.float(), values.float()))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want) and got.abs().max() == torch.finfo(FP8).max
+
+
 CASES: dict[str, Case] = {
     "chunks with and without prefix": prefill(Geometry(heads=4, kv_heads=2, dim=32),
                                               [(0, 5), (37, 20), (16, 1), (0, 1)]),
@@ -58,6 +74,7 @@ CASES: dict[str, Case] = {
     "window of less than a tile, odd head and page, sinks": prefill(
         Geometry(heads=2, kv_heads=1, dim=80, page=24), [(35, 20)], window=7, sinks=True),
     "wide group": prefill(Geometry(heads=20, kv_heads=1, dim=16), [(3, 4)]),
+    "float8 cache, new tokens": written,
     "float8 cache": prefill(Geometry(heads=2, kv_heads=1, dim=32), [(20, 30)], kv_dtype=FP8),
 }
 LARGE: dict[str, Case] = {

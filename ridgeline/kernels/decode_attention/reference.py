@@ -23,9 +23,9 @@ def decode_reference(qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, len
         angles = cos_SR[row], sin_SR[row]
         q_MD = _turned(qkv_SND[row, :heads], q_norm, *angles, eps).to(qkv_SE.dtype).float()
         place = int(table_SX[row, (length - 1) // tokens]), (length - 1) % tokens
-        keys_NPGD[place] = _stored(_turned(qkv_SND[row, heads: heads + groups], k_norm, *angles, eps),
-                                   k_scale, keys_NPGD.dtype)
-        values_NPGD[place] = _stored(qkv_SND[row, heads + groups:].float(), v_scale, values_NPGD.dtype)
+        keys_NPGD[place] = stored(_turned(qkv_SND[row, heads: heads + groups], k_norm, *angles, eps),
+                                  k_scale, keys_NPGD.dtype)
+        values_NPGD[place] = stored(qkv_SND[row, heads + groups:].float(), v_scale, values_NPGD.dtype)
         low = 0 if window is None else max(0, length - window)
         position = torch.arange(low, length, device=table_SX.device)
         pages, places = table_SX[row, position // tokens].long(), position % tokens
@@ -39,10 +39,10 @@ def decode_reference(qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, len
     return out_SE
 
 
-def _stored(x_GD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+def stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Entries of the cache, cut to what its type holds."""
     top = torch.finfo(dtype).max
-    return (x_GD / scale).clamp(-top, top).to(dtype)
+    return (x / scale).clamp(-top, top).to(dtype)
 
 
 def _turned(x_ND: Tensor, norm_D: Tensor | None, cos_R: Tensor, sin_R: Tensor, eps: float) -> Tensor:

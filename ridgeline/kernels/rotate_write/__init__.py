@@ -4,6 +4,7 @@ The door. Legend: T tokens, M query heads, G KV heads, D head width, R rotary wi
 page.
 """
 
+import torch
 from torch import Tensor
 
 _HEADS = 8  # of a program
@@ -21,10 +22,13 @@ def rotate_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """In place: the M query and G key heads of each token are normed and turned where they lie; keys and
     values (G heads after them) go to slot page * P + place. slots_T int64. cos, sin as of
-    `step_inputs.angles`; rows of qkv and of the angles have stride 1, keys and values equal strides."""
+    `step_inputs.angles`; rows of qkv and of the angles have stride 1, keys and values equal strides.
+    k_scale, v_scale: what 1.0 in the cache stands for; for float8."""
     from ridgeline.kernels.rotate_write.triton import rotate_write_kernel
 
     tokens, kv_heads, dim = keys_NPGD.shape[1:]
@@ -47,6 +51,9 @@ def rotate_write(
         keys_NPGD.stride(1),
         keys_NPGD.stride(2),
         eps,
+        k_scale,
+        v_scale,
+        torch.finfo(keys_NPGD.dtype).max,
         num_heads,
         kv_heads,
         dim,

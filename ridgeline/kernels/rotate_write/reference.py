@@ -3,6 +3,8 @@
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from ridgeline.kernels.decode_attention.reference import stored
+
 
 def rotate_write_reference(
     qkv_TE: Tensor,
@@ -16,6 +18,8 @@ def rotate_write_reference(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     tokens, kv_heads, dim = keys_NPGD.shape[1:]
     qkv_TND, width = qkv_TE.unflatten(1, (-1, dim)), cos_TR.shape[1]
@@ -26,9 +30,6 @@ def rotate_write_reference(
         part = x[..., :width]
         x[..., :width] = part * cos_TR[:, None] + part.roll(width // 2, -1) * sin_TR[:, None]
         qkv_TND[:, heads] = x.to(qkv_TE.dtype)
-    keys_NPGD[slots_T // tokens, slots_T % tokens] = qkv_TND[:, num_heads : num_heads + kv_heads].to(
-        keys_NPGD.dtype
-    )
-    values_NPGD[slots_T // tokens, slots_T % tokens] = qkv_TND[:, num_heads + kv_heads :].to(
-        values_NPGD.dtype
-    )
+    place = slots_T // tokens, slots_T % tokens
+    keys_NPGD[place] = stored(x, k_scale, keys_NPGD.dtype)
+    values_NPGD[place] = stored(qkv_TND[:, num_heads + kv_heads :].float(), v_scale, values_NPGD.dtype)

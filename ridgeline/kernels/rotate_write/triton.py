@@ -6,6 +6,8 @@ Legend: T tokens, M query heads, HKV KV heads, D head width (DP padded), R rotar
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.decode_attention.triton import _stored
+
 
 @triton.jit
 def rotate_write_kernel(
@@ -23,6 +25,9 @@ def rotate_write_kernel(
     stride_token,
     stride_head,
     eps,
+    k_scale,
+    v_scale,
+    top,
     M: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -54,14 +59,15 @@ def rotate_write_kernel(
         y = y * scale * tl.where(is_q, qp, kp)
     cos = tl.load(cos_ptr + t * stride_angle + d, mask=d < R, other=1.0)[None, :]
     sin = tl.load(sin_ptr + t * stride_angle + d, mask=d < R, other=0.0)[None, :]
-    turned = (x * cos + y * sin).to(raw.dtype)
+    x = x * cos + y * sin
+    turned = x.to(raw.dtype)
     tl.debug_barrier()
     tl.store(heads + d[None, :], turned, mask=inside & (h < M + HKV)[:, None])
     slot = tl.load(slots_ptr + t)
     place = slot // P * stride_page + slot % P * stride_token
     key = place + (h - M)[:, None] * stride_head + d[None, :]
-    tl.store(
-        k_ptr + key, turned.to(k_ptr.dtype.element_ty), mask=inside & ((h >= M) & (h < M + HKV))[:, None]
-    )
+    entry = _stored(x, k_scale, top, k_ptr.dtype.element_ty)
+    tl.store(k_ptr + key, entry, mask=inside & ((h >= M) & (h < M + HKV))[:, None])
     value = place + (h - M - HKV)[:, None] * stride_head + d[None, :]
-    tl.store(v_ptr + value, raw.to(v_ptr.dtype.element_ty), mask=inside & (h >= M + HKV)[:, None])
+    entry = _stored(raw.to(tl.float32), v_scale, top, v_ptr.dtype.element_ty)
+    tl.store(v_ptr + value, entry, mask=inside & (h >= M + HKV)[:, None])
