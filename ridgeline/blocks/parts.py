@@ -7,6 +7,7 @@ the decode path of the weight (one numeric path at every batch size), rows from 
 path. A part's result is new memory, which the caller may write.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -44,6 +45,10 @@ class Parts(Protocol):
 
     def linear_add(self, name: str) -> LinearAdd:
         """residual + linear(x); under sharding the residual is added once."""
+        ...
+
+    def experts(self, name: str) -> Sequence[Linear]:
+        """`linear` of each matrix of a stack [experts, out, in]."""
         ...
 
     def tensor(self, name: str) -> Tensor:

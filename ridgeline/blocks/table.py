@@ -8,6 +8,7 @@ from ridgeline.blocks.attention import gpu
 from ridgeline.blocks.attention.module import Attention
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.module import Mlp
+from ridgeline.blocks.moe.module import Moe
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import Block
 
@@ -19,4 +20,5 @@ def _attention(spec: AttentionSpec, parts: Parts) -> Block:
 
 
 # a room's module takes its own room's spec, which a table of all rooms cannot name
-BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {"attention": _attention, "mlp": Mlp})
+BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {
+    "attention": _attention, "mlp": Mlp, "moe": Moe})

@@ -16,6 +16,7 @@ from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.nn.load import Policy, dense
 from ridgeline.quant.format import Packed, Packing
 from ridgeline.quant.packed import Packing32, Scratch
+from ridgeline.quant.stack import PackingStack, Stack
 from ridgeline.spec.block import ParamSpec
 
 CPU = torch.device("cpu")
@@ -100,7 +101,7 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
     quantized = {
         name
         for name, source in checkpoint.sources.items()
-        if any(checkpoint.tensors[part.name].quantized for part in source.parts)
+        if any(checkpoint.tensors[part].quantized for part in source.tensor_names)
     }
     if not quantized:
         startup.choose("dtype", "float32", "the checkpoint is in plain numbers: exact on every CPU")
@@ -120,10 +121,12 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
     body = Packing32(found, scratch, planes=2)
     ends = Packing32(found, None, planes=2)
 
-    def policy(name: str, param: ParamSpec) -> Packing[Packed | Tensor]:
+    def policy(name: str, param: ParamSpec) -> Packing[Packed | Stack | Tensor]:
         source = "embed.weight" if name == "head.weight" and name not in checkpoint.sources else name
         if source not in quantized or param.role not in ("linear", "embed"):
             return plain(name, param)
+        if checkpoint.sources[source].matrices:
+            return PackingStack(body)
         return ends if name in ("embed.weight", "head.weight") else body
 
     return policy

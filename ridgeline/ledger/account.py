@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
-from ridgeline.spec.cost import CONTEXT, PAIRS, Form, StepSums, add, form, scale
+from ridgeline.spec.cost import CONTEXT, DISTINCT, PAIRS, Form, Router, StepSums, Term, add, form, scale
 from ridgeline.spec.model import ModelSpec
 
 WeightBytes = Callable[[str, ParamSpec], float]
@@ -56,9 +56,18 @@ class Account:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The attention windows that the lines speak of; None is full attention."""
-        terms = [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)
-                 for term, _ in one]
-        return tuple(dict.fromkeys(window for name, window in terms if name in (PAIRS, CONTEXT)))
+        return tuple(dict.fromkeys(of for name, of in self._terms()
+                                   if name in (PAIRS, CONTEXT) and not isinstance(of, tuple)))
+
+    @property
+    def routers(self) -> tuple[Router, ...]:
+        """The distinct routers that the lines speak of."""
+        return tuple(dict.fromkeys(of for name, of in self._terms()
+                                   if name == DISTINCT and isinstance(of, tuple)))
+
+    def _terms(self) -> list[Term]:
+        return [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)
+                for term, _ in one]
 
     def at(self, sums: StepSums) -> tuple[LineCost, ...]:
         """Every line priced in FLOPs and bytes."""
@@ -75,9 +84,11 @@ def _block_lines(prefix: str, block: BlockSpec, weight_bytes: WeightBytes,
     params = {param.name: param for param in block.params()}
     lines = []
     for cost in block.cost():
-        weights = sum(weight_bytes(f"{prefix}.{name}", params[name]) for name in cost.weights)
+        whole, part = (sum(weight_bytes(f"{prefix}.{name}", params[name]) for name in names)
+                       for names in (cost.weights, cost.share_of))
         lines.append(Line(block=block.kind, op=cost.op, count=1, flops=cost.flops,
-                          read=add((cost.read, form(one=weights), scale(cost.cache_read, element_bytes))),
+                          read=add((cost.read, form(one=whole), scale(cost.share, part),
+                                    scale(cost.cache_read, element_bytes))),
                           written=add((cost.written, scale(cost.cache_written, element_bytes))),
                           sent=cost.sent))
     return lines

@@ -9,7 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.spec.cost import CONTEXT, ONE, PAIRS, PROJECTED, PROJECTS, ROWS, TOKENS, StepSums, Term
+from ridgeline.spec.cost import (
+    CONTEXT,
+    DISTINCT,
+    ONE,
+    PAIRS,
+    PROJECTED,
+    PROJECTS,
+    ROWS,
+    TOKENS,
+    Router,
+    StepSums,
+    Term,
+    expected_distinct,
+)
 
 Counts = NDArray[Any] | Sequence[int]
 
@@ -44,14 +57,16 @@ class Summer:
     """Sums of steps as vectors over a fixed order of terms.
 
     windows: the attention windows of the model, None for full attention. A query at position t sees
-    min(t + 1, window) keys (`spec.cache.Window`).
+    min(t + 1, window) keys (`spec.cache.Window`). routers: those of its mixtures of experts.
     """
 
-    def __init__(self, windows: Iterable[int | None]) -> None:
+    def __init__(self, windows: Iterable[int | None], routers: Iterable[Router] = ()) -> None:
         self.windows = tuple(dict.fromkeys(windows))
         self._bounded = tuple(window for window in self.windows if window is not None)
         pairs = tuple((name, window) for window in self.windows for name in (PAIRS, CONTEXT))
-        self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs
+        self._routers = tuple(dict.fromkeys(routers))
+        chosen = tuple((DISTINCT, router) for router in self._routers)
+        self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs + chosen
 
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:
         """The sums [S] in the order of `terms`; exact below 2**53."""
@@ -63,6 +78,8 @@ class Summer:
             tokens, seen = rows, self._first_tokens(start_R, rows)
             if len(chunks):
                 tokens += self._later_tokens(start_R[chunks].tolist(), count_R[chunks].tolist(), seen)
+        if self._routers:
+            seen = [*seen, *(expected_distinct(router, tokens) for router in self._routers)]
         return np.array([1.0, tokens, rows, float(projected), float(projected > 0), *seen])
 
     def _first_tokens(self, start_R: NDArray[Any], rows: float) -> list[float]:
@@ -115,6 +132,8 @@ class Summer:
         for i, bound in enumerate(self.windows):
             keys_N = (start_N if bound is None else np.minimum(start_N, bound - 1)) + 1
             sums_SN[len(_SCALARS) + 2 * i:len(_SCALARS) + 2 * i + 2] = keys_N
+        for i, (_, top_k) in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
+            sums_SN[i] = top_k
         return sums_SN
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:

@@ -15,7 +15,7 @@ from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
 from ridgeline.models.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
 from ridgeline.models.shapes import SHAPES
-from ridgeline.models.sources import Part, Source
+from ridgeline.models.sources import Source
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.model import ModelSpec
 
@@ -119,14 +119,14 @@ def _finished(spec: ModelSpec, embed: StoredTensor | None, generation: Mapping[s
 def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source],
            spec: ModelSpec) -> None:
     """Every weight has its tensors, and every tensor is some weight's (a bias left over is an error)."""
-    wanted = {part.name for source in sources.values() for part in source.parts}
+    wanted = {name for source in sources.values() for name in source.tensor_names}
     missing = sorted(wanted - tensors.keys())
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"{path}: tensor {missing[0]}{more} is missing: {INCOMPLETE}, or the config "
                               "is not that of these weights")
     for name, param in spec.params():
-        _check_shape(name, param, [(part, tensors[part.name]) for part in sources[name].parts])
+        _check_shape(name, param, sources[name], tensors)
     tied = "lm_head.weight" if spec.tied_embeddings else ""  # some writers store the embedding a second time
     extra = sorted(name for name in tensors.keys() - wanted
                    if name != tied and not name.endswith("rotary_emb.inv_freq"))
@@ -136,10 +136,14 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
                               "of this config: the config is not that of these weights")
 
 
-def _check_shape(name: str, param: ParamSpec, parts: list[tuple[Part, StoredTensor]]) -> None:
+def _check_shape(name: str, param: ParamSpec, source: Source, tensors: Mapping[str, StoredTensor]) -> None:
     """Each part has its rows and the weight's other axes."""
-    for part, tensor in parts:
-        expected = (param.shape[0] if part.rows is None else part.rows, *param.shape[1:])
+    rows, *columns = param.shape[1:] if source.matrices else param.shape
+    for part in source.parts:
+        tensor = tensors[part.name]
+        one = (rows if part.rows is None else part.rows, *columns)
+        one = one[::-1] if part.transposed else one
+        expected = (source.matrices, *one) if part.stacked else one
         if tensor.shape != expected:
             hint = "; it looks transposed" if tensor.shape == expected[::-1] else ""
             raise CheckpointError(

@@ -10,19 +10,41 @@ class Part:
 
     rows: how many of the weight's rows it is, None for all. interleaved_heads: number of heads whose rows the
     file holds as rotary pairs (2i, 2i + 1) instead of (i, i + width / 2), to be put back in order (GGUF files
-    of the llama architecture); 0 when in order.
+    of the llama architecture); 0 when in order, 1 for a gate and an up product whose rows alternate. stacked:
+    the tensor holds this part of every matrix of a stack, along its first axis. transposed: a matrix of the
+    file is [in, out]. scales: the tensor of scales beside name, where name holds MXFP4 blocks.
     """
 
     name: str
     rows: int | None = None
     interleaved_heads: int = 0
+    stacked: bool = False
+    transposed: bool = False
+    scales: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The parts of one weight, concatenated on rows in this order."""
+    """The parts of one weight, concatenated on rows in this order.
+
+    matrices: 0 for a single weight, else the size of a stack (experts): its parts are either all stacked, or
+    those of the first matrix, then those of the second, and so on.
+    """
 
     parts: tuple[Part, ...]
+    matrices: int = 0
+
+    def parts_of(self, matrix: int) -> tuple[Part, ...]:
+        """The parts of one matrix of a stack."""
+        if self.parts[0].stacked:
+            return self.parts
+        each = len(self.parts) // self.matrices
+        return self.parts[matrix * each:(matrix + 1) * each]
+
+    @property
+    def tensor_names(self) -> set[str]:
+        """Every tensor that the weight is made of."""
+        return {name for part in self.parts for name in (part.name, part.scales) if name}
 
 
 def one(name: str) -> Source:
@@ -41,3 +63,13 @@ def row_order(rows: int, heads: int) -> list[int]:
     """Stored row of each of our rows, for a part with interleaved heads."""
     half = rows // heads // 2
     return [2 * (half * head + i) + side for head in range(heads) for side in (0, 1) for i in range(half)]
+
+
+def experts(gate_up: Sequence[tuple[str, str]], down: Sequence[str], width: int) -> tuple[Source, Source]:
+    """The gate_up and down stacks of experts that the checkpoint holds one by one.
+
+    gate_up: (gate, up) tensor names of each expert; width: rows of a gate.
+    """
+    pairs = tuple(Part(name=name, rows=width) for pair in gate_up for name in pair)
+    return (Source(parts=pairs, matrices=len(gate_up)),
+            Source(parts=tuple(Part(name=name) for name in down), matrices=len(down)))

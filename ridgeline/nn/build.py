@@ -77,7 +77,8 @@ class Model:
 
 
 def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None) -> Model:
-    """A model whose activations have `dtype`; plain tensors of another dtype are converted.
+    """A model whose activations have `dtype`; plain tensors of another dtype are converted,
+    scalars to float32.
 
     gpu: its kernels run the model (plain weights only, on its device). The logits of up to its max_rows rows
     then share one memory: they last until the next.
@@ -86,7 +87,9 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
     (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
     format. CheckpointError names what is missing.
     """
-    weights = {name: w.to(dtype) if isinstance(w, Tensor) else w for name, w in weights.items()}
+    exact = {name for name, param in spec.params() if param.role == "scalar"}
+    weights = {name: w.to(torch.float32 if name in exact else dtype) if isinstance(w, Tensor) else w
+               for name, w in weights.items()}
     linears = None if gpu is None else DecodeLinears(gpu)
     blocks = []
     for index, layer in enumerate(spec.layers):

@@ -55,7 +55,7 @@ def _moments(param: ParamSpec) -> tuple[float, float]:
     """(mean, standard deviation)"""
     if param.role == "norm":
         return 1.0, 0.1
-    if len(param.shape) < 2:
+    if len(param.shape) < 2 or param.role == "bias":
         return 0.0, 0.1
     return 0.0, param.shape[-1] ** -0.5
 

@@ -7,7 +7,7 @@ against.
 Legend: T tokens, K input features, N output features.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.base.errors import CheckpointError
-from ridgeline.base.table import Table
+from ridgeline.blocks.mlp.reference import gated
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.blocks.parts import Linear, LinearAdd
 from ridgeline.kernels.decode_linear import DecodeLinears
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.gpu import GpuMethod
+from ridgeline.quant.stack import Stack
 
 
 @runtime_checkable
@@ -60,9 +61,6 @@ class FusedMethod(LinearMethod, Protocol):
 
 
 Weight = Tensor | LinearMethod
-ACTIVATIONS: Table[Callable[[Tensor], Tensor]] = Table("activation", {
-    "silu": functional.silu, "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class DenseMethod:
         return functional.linear(x_TK, self.weight_NK)
 
 
-def as_method(weight: Weight, linears: DecodeLinears | None = None) -> LinearMethod:
+def as_method(weight: Tensor | LinearMethod, linears: DecodeLinears | None = None) -> LinearMethod:
     """linears: what multiplies plain matrices, None for torch."""
     if not isinstance(weight, Tensor):
         return weight
@@ -89,10 +87,9 @@ def with_norm(method: LinearMethod, norm_K: Tensor, eps: float) -> Linear:
     return lambda x, prefill_from: method.apply(rms_norm(x, norm_K, eps), prefill_from)
 
 
-def gated(gate_up_TN: Tensor, activation: str) -> Tensor:
-    """activation(first half) * second half."""
-    gate, up = gate_up_TN.chunk(2, -1)
-    return ACTIVATIONS[activation](gate).mul_(up)
+def with_bias(run: Linear, bias_N: Tensor | None) -> Linear:
+    """run(x) + bias; a linear's result is new memory."""
+    return run if bias_N is None else lambda x, prefill_from: run(x, prefill_from).add_(bias_N)
 
 
 class BlockParts:
@@ -110,14 +107,11 @@ class BlockParts:
         return None if self._linears is None else self._linears.gpu
 
     def linear(self, name: str) -> Linear:
-        method, bias = self._method(name), self._bias(name)
-        if bias is None:
-            return method.apply
-        return lambda x, prefill_from: method.apply(x, prefill_from).add_(bias)
+        return with_bias(self._method(name).apply, self._bias(name))
 
     def norm_linear(self, norm: str, name: str, eps: float) -> Linear:
-        run, bias = with_norm(self._method(name), self.tensor(f"{norm}.weight"), eps), self._bias(name)
-        return run if bias is None else lambda x, prefill_from: run(x, prefill_from).add_(bias)
+        run = with_norm(self._method(name), self.tensor(f"{norm}.weight"), eps)
+        return with_bias(run, self._bias(name))
 
     def gated_linear(self, norm: str, name: str, eps: float, activation: str) -> Linear:
         norm_K, method, bias = self.tensor(f"{norm}.weight"), self._method(name), self._bias(name)
@@ -132,6 +126,12 @@ class BlockParts:
             return method.apply_add
         plain = self.linear(name)
         return lambda x, residual, prefill_from: plain(x, prefill_from).add_(residual)
+
+    def experts(self, name: str) -> Sequence[Linear]:
+        weight, bias_EN = self.weight(f"{name}.weight"), self._bias(name)
+        matrices = weight.matrices if isinstance(weight, Stack) else self.tensor(f"{name}.weight").unbind()
+        biases = [None] * len(matrices) if bias_EN is None else bias_EN.unbind()
+        return [with_bias(as_method(one).apply, bias) for one, bias in zip(matrices, biases, strict=True)]
 
     def tensor(self, name: str) -> Tensor:
         weight = self.weight(name)
@@ -148,7 +148,9 @@ class BlockParts:
         return weight
 
     def _method(self, name: str) -> LinearMethod:
-        return as_method(self.weight(f"{name}.weight"), self._linears)
+        weight = self.weight(f"{name}.weight")
+        assert not isinstance(weight, Stack), "a stack of matrices is for experts"
+        return as_method(weight, self._linears)
 
     def _bias(self, name: str) -> Tensor | None:
         """The bias, where the model has one; weights hold what the spec lists and nothing more."""

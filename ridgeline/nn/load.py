@@ -7,8 +7,9 @@ bytes of a row.
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +24,23 @@ from ridgeline.models.sources import Part, row_order
 from ridgeline.nn.dummy import RandomWeights
 from ridgeline.nn.progress import Progress
 from ridgeline.nn.repack import RepackCache
-from ridgeline.nn.rows import SCALES, decode, finite_scales
+from ridgeline.nn.rows import SCALES, decode, finite_scales, mxfp4
 from ridgeline.quant.format import Dense, GgufBlocks, Packed, Packing, SourceWeight
+from ridgeline.quant.stack import Stack
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.model import ModelSpec
 
-Weights = dict[str, Tensor | Packed]
-Policy = Callable[[str, ParamSpec], Packing[Packed | Tensor]]
+Weights = dict[str, Tensor | Packed | Stack]
+AnyPacking = Packing[Packed | Stack | Tensor]
+Policy = Callable[[str, ParamSpec], AnyPacking]
 # A slice of a tensor: decoded ones stay in a core's cache and below what torch splits over threads.
 _DECODED_ELEMENTS, _COPIED_ELEMENTS = 1 << 15, 1 << 22
 
 
 def dense(dtype: torch.dtype) -> Policy:
-    """The policy that holds every weight as a plain tensor of one dtype."""
-    packing = Dense(dtype)
-    return lambda name, param: packing
+    """The policy that holds every weight as a plain tensor of one dtype, scalars in float32."""
+    packing, exact = Dense(dtype), Dense(torch.float32)
+    return lambda name, param: exact if param.role == "scalar" else packing
 
 
 def load_weights(checkpoint: Checkpoint, policy: Policy, *, device: str | torch.device = "cpu",
@@ -70,7 +73,7 @@ def load_weights(checkpoint: Checkpoint, policy: Policy, *, device: str | torch.
     return weights
 
 
-def _jobs(spec: ModelSpec, policy: Policy) -> Iterator[tuple[str, ParamSpec, Packing[Packed | Tensor], str]]:
+def _jobs(spec: ModelSpec, policy: Policy) -> Iterator[tuple[str, ParamSpec, AnyPacking, str]]:
     """(full name, param, packing, full name of the source), in the spec's order."""
     params = dict(spec.params())
     packings = {name: policy(name, param) for name, param in params.items()}
@@ -93,10 +96,22 @@ class _Files:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def weight(self, name: str, param: ParamSpec, source: str) -> SourceWeight:
-        tensors = self._checkpoint.tensors
-        parts = [(part, tensors[part.name]) for part in self._checkpoint.sources[source].parts]
-        mapped = [(part, tensor, self._rows(tensor)) for part, tensor in parts]
-        return _FileWeight(name, param, mapped, self._pool)
+        found = self._checkpoint.sources[source]
+        if not found.matrices:
+            return self._matrix(name, param, found.parts)
+        one = replace(param, shape=param.shape[1:])
+        return _FileStack(name, param, [self._matrix(name, one, found.parts_of(index), index)
+                                        for index in range(found.matrices)])
+
+    def _matrix(self, name: str, param: ParamSpec, parts: Sequence[Part], index: int = 0) -> "_FileWeight":
+        """A weight, or the matrix of this index where the parts are those of a stack."""
+        pieces = []
+        for part in parts:
+            tensor, *scales = (t.slice(index) if part.stacked else t for t in (
+                self._checkpoint.tensors[of] for of in (part.name, part.scales) if of))
+            pieces.append(_Piece(part=part, tensor=tensor, raw_RB=self._rows(tensor),
+                                 scales_RB=self._rows(scales[0]) if scales else None))
+        return _FileWeight(name, param, pieces, self._pool)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """[R, B] view of the mapped file."""
@@ -106,53 +121,108 @@ class _Files:
         return flat.reshape(tensor.rows, tensor.row_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """One part of a weight: the tensor's header and its mapped bytes, and those of its scales."""
+
+    part: Part
+    tensor: StoredTensor
+    raw_RB: NDArray[np.uint8]
+    scales_RB: NDArray[np.uint8] | None
+
+    def rows(self, rows: slice | list[int]) -> Tensor:
+        """Some of the stored rows as numbers."""
+        if self.scales_RB is not None:
+            return mxfp4(self.raw_RB[rows], self.scales_RB[rows])
+        return decode(self.tensor, self.raw_RB[rows])
+
+
 class _FileWeight:
     """A SourceWeight of mapped tensors."""
 
-    def __init__(self, name: str, param: ParamSpec,
-                 parts: list[tuple[Part, StoredTensor, NDArray[np.uint8]]], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, name: str, param: ParamSpec, pieces: list[_Piece], pool: ThreadPoolExecutor) -> None:
         self.name = name
         self.param = param
-        self._parts = parts
+        self._pieces = pieces
         self._pool = pool
 
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
         """See SourceWeight. Rows that have to be put in order are copied, others are views."""
-        if any(tensor.format not in SCALES for _, tensor, _ in self._parts):
+        if any(piece.tensor.format not in SCALES for piece in self._pieces):
             return None
         found = []
-        for part, tensor, raw_RB in self._parts:
+        for piece in self._pieces:
+            tensor, raw_RB = piece.tensor, piece.raw_RB
             if not finite_scales(tensor.format, raw_RB):
                 raise _not_finite(tensor)
-            if part.interleaved_heads:
-                raw_RB = raw_RB[row_order(tensor.rows, part.interleaved_heads)]
+            if piece.part.interleaved_heads:
+                raw_RB = raw_RB[row_order(tensor.rows, piece.part.interleaved_heads)]
             found.append(GgufBlocks(kind=tensor.format, columns=tensor.shape[-1], raw_RB=raw_RB))
         return tuple(found)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See SourceWeight."""
         out = torch.empty(self.param.shape, dtype=dtype, device=device)
-        start = 0
-        for part, tensor, raw_RB in self._parts:
-            self._fill(out[start:start + tensor.rows], part, tensor, raw_RB)
-            start += tensor.rows
+        self.fill(out)
         return out
 
-    def _fill(self, out: Tensor, part: Part, tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> None:
-        """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several
-        threads."""
-        order = np.array(row_order(tensor.rows, part.interleaved_heads)) if part.interleaved_heads else None
-        elements = _DECODED_ELEMENTS if tensor.quantized else _COPIED_ELEMENTS
-        step = max(1, elements * tensor.rows // out.numel())
+    def fill(self, out: Tensor) -> None:
+        """Decode into memory of the weight's shape."""
+        start = 0
+        for piece in self._pieces:
+            rows = piece.tensor.shape[-1] if piece.part.transposed else piece.tensor.rows
+            self._fill(out[start:start + rows], piece)
+            start += rows
+
+    def _fill(self, out: Tensor, piece: _Piece) -> None:
+        """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several threads.
+        A transposed tensor is decoded as a whole."""
+        part, tensor = piece.part, piece.tensor
+        order = row_order(len(out), part.interleaved_heads) if part.interleaved_heads else None
+        if part.transposed:
+            whole = piece.rows(slice(None)).T
+            _copy(out, whole if order is None else whole[order], tensor)
+            return
+        slow = tensor.quantized or piece.scales_RB is not None
+        step = max(1, (_DECODED_ELEMENTS if slow else _COPIED_ELEMENTS) * tensor.rows // out.numel())
 
         def one(begin: int) -> None:
             rows = slice(begin, begin + step)
-            to = out[rows].copy_(decode(tensor, raw_RB[rows] if order is None else raw_RB[order[rows]]))
-            if not math.isfinite(to.sum(dtype=torch.float32).item()) and not torch.isfinite(to).all():
-                raise _not_finite(tensor)
+            _copy(out[rows], piece.rows(rows if order is None else order[rows]), tensor)
 
-        for _ in (self._pool.map if tensor.quantized else map)(one, range(0, tensor.rows, step)):
+        for _ in (self._pool.map if slow else map)(one, range(0, tensor.rows, step)):
             pass
+
+
+class _FileStack:
+    """A SourceStack."""
+
+    def __init__(self, name: str, param: ParamSpec, matrices: list[_FileWeight]) -> None:
+        self.name = name
+        self.param = param
+        self._matrices = matrices
+
+    def matrices(self) -> list[_FileWeight]:
+        """See SourceStack."""
+        return self._matrices
+
+    def blocks(self) -> None:
+        """None: only its matrices have any."""
+        return
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See SourceWeight."""
+        out = torch.empty(self.param.shape, dtype=dtype, device=device)
+        for matrix, to in zip(self._matrices, out, strict=True):
+            matrix.fill(to)
+        return out
+
+
+def _copy(out: Tensor, found: Tensor, tensor: StoredTensor) -> None:
+    """Into its place, refusing NaN and Inf."""
+    out.copy_(found)
+    if not math.isfinite(out.sum(dtype=torch.float32).item()) and not torch.isfinite(out).all():
+        raise _not_finite(tensor)
 
 
 def _not_finite(tensor: StoredTensor) -> CheckpointError:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.models.checkpoint import Checkpoint
-from ridgeline.quant.format import Packed
+from ridgeline.quant.format import Held
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"RLREPK01"  # the last two digits are the version of this layout
@@ -68,7 +68,7 @@ class RepackCache:
         os.utime(self._path)
         return found
 
-    def add(self, name: str, weight: Packed | Tensor) -> None:
+    def add(self, name: str, weight: Held | Tensor) -> None:
         """Append a weight to the file in the making. A full or read-only disk ends the cache, with a log."""
         tensors = {"weight": weight} if isinstance(weight, Tensor) else weight.tensors()
         if not self._used:

@@ -45,3 +45,13 @@ def finite_scales(kind: str, raw_RB: NDArray[np.uint8]) -> bool:
     blocks_GB = raw_RB.reshape(-1, FORMATS[kind][1])
     scales = np.ascontiguousarray(blocks_GB[:, offset:offset + 2 * count]).view(np.float16)
     return bool(np.isfinite(scales).all())
+
+
+def mxfp4(blocks_RB: NDArray[np.uint8], scales_RB: NDArray[np.uint8]) -> Tensor:
+    """Rows of MXFP4 (OCP Microscaling Formats 1.0), float32 [R, 2 B]: two e2m1 numbers a byte, the low half
+    first, each group of 32 times its power of two, stored with a bias of 127."""
+    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    blocks, scales = torch.from_numpy(blocks_RB), torch.from_numpy(scales_RB)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1).int()
+    values = torch.cat((positive, -positive))[codes].unflatten(1, (-1, 32))
+    return torch.ldexp(values, (scales.int() - 127)[..., None]).flatten(1)

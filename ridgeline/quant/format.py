@@ -55,7 +55,15 @@ class SourceWeight(Protocol):
         ...
 
 
-class Packed(Protocol):
+class Held(Protocol):
+    """A weight that is no plain tensor."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Its tensors by name, for the disk cache; `Packing.restore` takes them back."""
+        ...
+
+
+class Packed(Held, Protocol):
     """A matrix in a scheme's own form. Legend: T tokens, K input features, N output features.
 
     One that holds an embedding also has `rows(ids_T) -> [T, K]`; see nn/linear and nn/embed for what more it
@@ -66,12 +74,8 @@ class Packed(Protocol):
         """x @ W.T, [T, N] new memory of x's dtype; tokens before prefill_from take the decode path."""
         ...
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Its tensors by name, for the disk cache; `Packing.restore` takes them back."""
-        ...
 
-
-P_co = TypeVar("P_co", bound=Packed | Tensor, covariant=True)
+P_co = TypeVar("P_co", bound=Held | Tensor, covariant=True)
 
 
 class Packing(Protocol[P_co]):

@@ -1,16 +1,18 @@
 """Costs as linear forms over a step's sums: equal layers fold into one line and pricing is a dot product.
 
-A step is summed once: tokens, rows, projected positions, whether any position is projected at all, and, for
-each distinct attention window of the model, the (query, key) pairs that are visible and the keys that are
-read. A cost line has a vector of coefficients over them.
+A step is summed once: tokens, rows, projected positions, whether any position is projected at all, for each
+distinct attention window of the model the (query, key) pairs that are visible and the keys that are read, and
+for each distinct router the experts that the step's tokens are expected to choose. A cost line has a vector
+of coefficients over them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 ONE, TOKENS, ROWS, PROJECTED, PROJECTS = "one", "tokens", "rows", "projected", "projects"
-PAIRS, CONTEXT = "pairs", "context"
-Term = tuple[str, int | None]  # (sum, window): the window matters for PAIRS and CONTEXT, None is full
+PAIRS, CONTEXT, DISTINCT = "pairs", "context", "distinct"
+Router = tuple[int, int]  # (experts, experts a token chooses)
+Term = tuple[str, int | Router | None]  # PAIRS and CONTEXT of a window (None: full)
 Form = tuple[tuple[Term, float], ...]
 
 
@@ -21,6 +23,17 @@ def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float
     items = ((ONE, None, one), (TOKENS, None, tokens), (ROWS, None, rows), (PROJECTED, None, projected),
              (PROJECTS, None, projects), (PAIRS, window, pairs), (CONTEXT, window, context))
     return tuple(((name, w), float(value)) for name, w, value in items if value)
+
+
+def distinct(num_experts: int, top_k: int, value: float) -> Form:
+    """value times the number of distinct experts that the step's tokens choose."""
+    return (((DISTINCT, (num_experts, top_k)), value),)
+
+
+def expected_distinct(router: Router, tokens: float) -> float:
+    """E (1 - (1 - k/E)^B): distinct experts that B tokens choose when each choice is as likely."""
+    num_experts, top_k = router
+    return float(num_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens))
 
 
 def scale(one: Form, factor: float) -> Form:
@@ -43,7 +56,8 @@ class CostLine:
 
     op: the name in reports ("qkv", "attention"). flops, read, written, sent: forms (FLOPs and bytes;
     activations and cache only). weights: names of the block's params whose bytes one step reads once, priced
-    by their format. cache_read, cache_written: forms in cache *elements*, priced by the cache's dtype.
+    by their format. share: a form; the part of the params share_of that a step
+    reads. cache_read, cache_written: forms in cache *elements*, priced by the cache's dtype.
     """
 
     op: str
@@ -52,6 +66,8 @@ class CostLine:
     written: Form = ()
     sent: Form = ()
     weights: tuple[str, ...] = ()
+    share: Form = ()
+    share_of: tuple[str, ...] = ()
     cache_read: Form = ()
     cache_written: Form = ()
 
@@ -70,13 +86,15 @@ class StepSums:
     windows: dict[int | None, tuple[int, int]]
 
     def value(self, term: Term) -> float:
-        name, window = term
+        name, of = term
         if name == ONE:
             return 1.0
         if name == PROJECTS:
             return float(self.projected > 0)
+        if isinstance(of, tuple):
+            return expected_distinct(of, self.tokens)
         if name == PAIRS:
-            return float(self.windows[window][0])
+            return float(self.windows[of][0])
         if name == CONTEXT:
-            return float(self.windows[window][1])
+            return float(self.windows[of][1])
         return float({TOKENS: self.tokens, ROWS: self.rows, PROJECTED: self.projected}[name])

@@ -45,8 +45,8 @@ class WeightPlan:
     """Which format each weight of a model is held in.
 
     linear: the blocks' matrices. head: the output projection ("head.weight", also where the checkpoint ties
-    it to the embedding; another format than embed's then means a second copy). other: norms and biases.
-    exceptions: by the parameter's full name.
+    it to the embedding; another format than embed's then means a second copy). other: norms and biases
+    (scalars are float32). exceptions: by the parameter's full name.
     """
 
     linear: WeightFormat
@@ -67,6 +67,8 @@ class WeightPlan:
             return self.exceptions[name]
         if name == "head.weight":
             return self.head
+        if param.role == "scalar":
+            return FORMATS["float32"]
         return {"linear": self.linear, "embed": self.embed}.get(param.role, self.other)
 
     def num_bytes(self, name: str, param: ParamSpec) -> int:

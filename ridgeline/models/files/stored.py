@@ -2,7 +2,7 @@
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.base.errors import CheckpointError
@@ -47,6 +47,11 @@ class StoredTensor:
     def quantized(self) -> bool:
         """True when the bytes are blocks of several weights."""
         return FORMATS[self.format][0] > 1
+
+    def slice(self, index: int) -> "StoredTensor":
+        """One index of the first axis as a tensor of its own."""
+        return replace(self, shape=self.shape[1:], offset_bytes=self.offset_bytes + index * self.row_bytes,
+                       num_bytes=self.row_bytes)
 
 
 def stored_bytes(kind: str, shape: tuple[int, ...]) -> int | None:

@@ -1,0 +1,84 @@
+"""The mixture-of-experts block: tokens sorted by expert, so that a step reads each expert it uses once.
+
+Owns the order norm, router, experts, weighted sum and residual. Knows no weight format: products come from
+Parts. What a token gets depends on no other token: its experts' results are summed in the order of its own
+choice.
+
+Legend: T tokens, K chosen experts, P = T K (token, expert) pairs, E experts, H hidden.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ridgeline.blocks.mlp.reference import gated
+from ridgeline.blocks.moe.reference import route
+from ridgeline.blocks.moe.spec import MoeSpec
+from ridgeline.blocks.norm_rope.reference import rms_norm
+from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.step import CacheRegion, Step
+
+
+class Moe:
+    """x + experts(norm(x)) [+ shared(norm(x))]. num_experts_read: distinct experts of all calls so far."""
+
+    def __init__(self, spec: MoeSpec, parts: Parts) -> None:
+        self._spec = spec
+        self._norm_H = parts.tensor("norm.weight")
+        self._router_EH = parts.tensor("router.weight")
+        self._bias_E = parts.tensor("router.bias") if spec.router.bias else None
+        self._choice_bias_E = parts.tensor("router.choice_bias") if spec.router.choice_bias else None
+        self._gate_up, self._down = parts.experts("gate_up"), parts.experts("down")
+        if spec.shared_size:
+            self._shared_gate_up = parts.linear("shared_gate_up")
+            self._shared_down = parts.linear("shared_down")
+        self._shared_gate_1H = parts.tensor("shared_gate.weight") if spec.shared_gate else None
+        self.num_experts_read = 0
+
+    def bind(self, regions: Sequence[CacheRegion]) -> None:
+        assert not regions, "a mixture of experts keeps nothing"
+
+    def share_key(self) -> Hashable:
+        return "moe"
+
+    def prepare(self, step: Step) -> None:
+        return None
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
+        h_TH = rms_norm(x_TH, self._norm_H, self._spec.norm_eps)
+        logits_TE = linear(h_TH.float(), self._router_EH, self._bias_E)
+        weights_TK, experts_TK = route(logits_TE, self._spec.router, self._choice_bias_E)
+        out_TH = self._experts(h_TH, weights_TK, experts_TK, step.num_decodes)
+        if self._spec.shared_size:
+            out_TH += self._shared(h_TH, step.num_decodes)
+        return out_TH.add_(x_TH)
+
+    def _experts(self, h_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_decodes: int) -> Tensor:
+        """[T, H]. Sorting is stable, so that an expert's decodes stand before its prompt tokens."""
+        spec, chosen_P = self._spec.router, experts_TK.flatten()
+        order_P = chosen_P.argsort(stable=True)
+        sorted_PH = h_TH[order_P // spec.top_k]
+        results_PH = torch.empty_like(sorted_PH)
+        counts_2E = torch.stack((chosen_P.bincount(minlength=spec.num_experts),
+                                 chosen_P[: num_decodes * spec.top_k].bincount(minlength=spec.num_experts)))
+        begin = 0
+        for expert, (count, decodes) in enumerate(counts_2E.T.tolist()):
+            if count:
+                rows = slice(begin, begin + count)
+                inner = gated(self._gate_up[expert](sorted_PH[rows], decodes), self._spec.activation)
+                results_PH[rows] = self._down[expert](inner, decodes)
+                self.num_experts_read += 1
+                begin += count
+        by_token_PH = torch.empty_like(results_PH)
+        by_token_PH[order_P] = results_PH
+        weighted_TKH = by_token_PH.view(*experts_TK.shape, -1) * weights_TK[..., None].to(results_PH.dtype)
+        return weighted_TKH.sum(1)
+
+    def _shared(self, h_TH: Tensor, num_decodes: int) -> Tensor:
+        inner = gated(self._shared_gate_up(h_TH, num_decodes), self._spec.activation)
+        out_TH = self._shared_down(inner, num_decodes)
+        if self._shared_gate_1H is not None:
+            out_TH *= linear(h_TH.float(), self._shared_gate_1H).sigmoid().to(out_TH.dtype)
+        return out_TH

@@ -1,0 +1,98 @@
+"""The mixture-of-experts block, norm and residual included: router, experts, shared expert."""
+
+from dataclasses import dataclass
+
+from ridgeline.spec.block import ParamSpec
+from ridgeline.spec.cache import CacheSpec
+from ridgeline.spec.cost import CostLine, distinct, form
+
+SCORES = ("softmax", "sigmoid", "chosen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """Which experts a token takes, and with what weights.
+
+    score: "softmax" or "sigmoid" of the logits over all experts, or "chosen": the best logits are taken, and
+    the softmax over them alone are the weights. bias: of the logits. choice_bias: a learnt number an expert,
+    added to the scores for the choice and for nothing else. num_groups, top_groups: experts stand in so many
+    equal groups and only the best top_groups are open; a group is as good as its best group_best experts
+    together. renormalize: the chosen weights are made to sum to one. scale: multiplies them
+    (DeepSeek-V2, arXiv 2405.04434, section 2.2; V3, 2412.19437, section 2.1.2).
+    """
+
+    num_experts: int
+    top_k: int
+    score: str = "softmax"
+    bias: bool = False
+    choice_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    renormalize: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """x + sum over the chosen experts of weight * expert(norm(x)) [+ shared(norm(x))].
+
+    An expert is down(act(gate, up)), as in the mlp room; the weights of all experts stand in one tensor
+    [experts, out, in] whose gate_up matrices hold gate's rows first. intermediate_size: of one expert. bias:
+    of the experts' products. shared_size: width of the expert that every token takes, 0 without one;
+    shared_gate: its result is multiplied by sigmoid(w . norm(x)).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    router: RouterSpec
+    activation: str = "silu"
+    bias: bool = False
+    shared_size: int = 0
+    shared_gate: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "moe"
+
+    def params(self) -> tuple[ParamSpec, ...]:
+        h, f, e = self.hidden_size, self.intermediate_size, self.router.num_experts
+        found = [ParamSpec(name="norm.weight", shape=(h,), role="norm"),
+                 ParamSpec(name="router.weight", shape=(e, h), role="scalar")]
+        if self.router.bias:
+            found.append(ParamSpec(name="router.bias", shape=(e,), role="scalar"))
+        if self.router.choice_bias:
+            found.append(ParamSpec(name="router.choice_bias", shape=(e,), role="scalar"))
+        found.append(ParamSpec(name="gate_up.weight", shape=(e, 2 * f, h), role="linear", shard=1))
+        if self.bias:
+            found.append(ParamSpec(name="gate_up.bias", shape=(e, 2 * f), role="bias", shard=1))
+        found.append(ParamSpec(name="down.weight", shape=(e, h, f), role="linear", shard=2))
+        if self.bias:
+            found.append(ParamSpec(name="down.bias", shape=(e, h), role="bias"))
+        if self.shared_size:
+            found += [ParamSpec(name="shared_gate_up.weight", shape=(2 * self.shared_size, h), role="linear",
+                                shard=0),
+                      ParamSpec(name="shared_down.weight", shape=(h, self.shared_size), role="linear",
+                                shard=1)]
+        if self.shared_gate:
+            found.append(ParamSpec(name="shared_gate.weight", shape=(1, h), role="scalar"))
+        return tuple(found)
+
+    def cost(self) -> tuple[CostLine, ...]:
+        """A step reads the weights of the distinct experts that its tokens choose, each once."""
+        h, f, e, k = self.hidden_size, self.intermediate_size, self.router.num_experts, self.router.top_k
+        names = [param.name for param in self.params()]
+        router = tuple(name for name in names if name.startswith(("norm.", "router.")))
+        experts = tuple(name for name in names if name.startswith(("gate_up.", "down.")))
+        lines = [
+            CostLine(op="router", flops=form(tokens=2.0 * h * e), weights=router),
+            CostLine(op="experts", flops=form(tokens=6.0 * h * f * k), share=distinct(e, k, 1.0 / e),
+                     share_of=experts)]
+        if self.shared_size:
+            lines.append(CostLine(op="shared", flops=form(tokens=6.0 * h * self.shared_size),
+                                  weights=tuple(name for name in names if name.startswith("shared_"))))
+        return tuple(lines)
+
+    def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:
+        return ()
