@@ -9,12 +9,14 @@ from types import MappingProxyType
 
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.models.names import GGUF, HF, Names, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
-from ridgeline.models.sources import Source, one, stacked
+from ridgeline.models.sources import Source
+from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
-_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,9 @@ class Dense:
 
     qkv_bias: None reads attention_bias, for q, k, v and out alike. mlp_bias: None reads mlp_bias.
     window: layers with a sliding window when the config does not list them: "all", "upper" (from
-    max_window_layers on, when use_sliding_window) or None. fused: q, k, v are one tensor in the file, gate
-    and up another. gguf_interleaved: GGUF files hold q and k rows as interleaved rotary pairs.
+    max_window_layers on, when use_sliding_window) or None. hf_names, gguf_names: where the family's tensors
+    are called otherwise. norm_added: to the norms of safetensors files. gguf_interleaved: GGUF files hold q
+    and k rows as interleaved rotary pairs.
     """
 
     name: str
@@ -36,9 +39,11 @@ class Dense:
     qk_norm: bool = False
     window: str | None = None
     default_window: int | None = None
-    fused: bool = False
+    hf_names: Names = field(default_factory=lambda: _NONE)
+    gguf_names: Names = field(default_factory=lambda: _NONE)
+    norm_added: float = 0.0
     gguf_interleaved: bool = False
-    rope_aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES)
+    rope_aliases: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
@@ -47,9 +52,9 @@ class Dense:
         eps = config.number("rms_norm_eps", self.norm_eps)
         max_position = config.size("max_position_embeddings", self.max_position)
         attention = self._attention(config, hidden, eps, max_position)
-        mlp = self._mlp(config, hidden, eps)
-        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window)), ("mlp", mlp)))
-                       for window in self._windows(config, num_layers))
+        feeds = self._feed_forwards(config, num_layers, hidden, eps)
+        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window)), feed))
+                       for window, feed in zip(self._windows(config, num_layers), feeds, strict=True))
         pad = config.token_ids("pad_token_id")
         bos = config.token_ids("bos_token_id")
         spec = ModelSpec(
@@ -63,48 +68,16 @@ class Dense:
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a safetensors checkpoint."""
-        found = {"embed.weight": one("model.embed_tokens.weight"), "head.weight": one("lm_head.weight"),
-                 "final_norm.weight": one("model.norm.weight")}
-        for i, layer in enumerate(spec.layers):
-            ours, theirs = f"layers.{i}", f"model.layers.{i}"
-            attention, mlp = _blocks(layer)
-            found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.input_layernorm.weight"),
-                      f"{ours}.mlp.norm.weight": one(f"{theirs}.post_attention_layernorm.weight"),
-                      f"{ours}.attn.q_norm.weight": one(f"{theirs}.self_attn.q_norm.weight"),
-                      f"{ours}.attn.k_norm.weight": one(f"{theirs}.self_attn.k_norm.weight")}
-            for leaf in ("weight", "bias"):
-                qkv = [f"{theirs}.self_attn.{n}_proj.{leaf}" for n in "qkv"]
-                gate_up = [f"{theirs}.mlp.{n}_proj.{leaf}" for n in ("gate", "up")]
-                found |= {f"{ours}.attn.qkv.{leaf}": one(f"{theirs}.self_attn.qkv_proj.{leaf}") if self.fused
-                          else stacked(qkv, _qkv_rows(attention)),
-                          f"{ours}.attn.out.{leaf}": one(f"{theirs}.self_attn.o_proj.{leaf}"),
-                          f"{ours}.mlp.gate_up.{leaf}": one(f"{theirs}.mlp.gate_up_proj.{leaf}") if self.fused
-                          else stacked(gate_up, (mlp.intermediate_size,) * 2),
-                          f"{ours}.mlp.down.{leaf}": one(f"{theirs}.mlp.down_proj.{leaf}")}
-        return _wanted(spec, found)
+        return named_sources(spec, {**HF, **self.hf_names}, norm_added=self.norm_added)
 
     def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a GGUF file."""
-        found = {"embed.weight": one("token_embd.weight"), "final_norm.weight": one("output_norm.weight"),
-                 "head.weight": one("output.weight")}
-        for i, layer in enumerate(spec.layers):
-            ours, theirs = f"layers.{i}", f"blk.{i}"
-            attention, mlp = _blocks(layer)
-            heads = (attention.num_heads, attention.num_kv_heads, 0) if self.gguf_interleaved else ()
-            found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.attn_norm.weight"),
-                      f"{ours}.mlp.norm.weight": one(f"{theirs}.ffn_norm.weight"),
-                      f"{ours}.attn.q_norm.weight": one(f"{theirs}.attn_q_norm.weight"),
-                      f"{ours}.attn.k_norm.weight": one(f"{theirs}.attn_k_norm.weight")}
-            for leaf in ("weight", "bias"):
-                qkv = [f"{theirs}.attn_{n}.{leaf}" for n in "qkv"]
-                gate_up = [f"{theirs}.ffn_{n}.{leaf}" for n in ("gate", "up")]
-                found |= {f"{ours}.attn.qkv.{leaf}": one(f"{theirs}.attn_qkv.{leaf}") if self.fused
-                          else stacked(qkv, _qkv_rows(attention), heads),
-                          f"{ours}.attn.out.{leaf}": one(f"{theirs}.attn_output.{leaf}"),
-                          f"{ours}.mlp.gate_up.{leaf}": one(f"{theirs}.ffn_up.{leaf}") if self.fused
-                          else stacked(gate_up, (mlp.intermediate_size,) * 2),
-                          f"{ours}.mlp.down.{leaf}": one(f"{theirs}.ffn_down.{leaf}")}
-        return _wanted(spec, found)
+        return named_sources(spec, {**GGUF, **self.gguf_names}, interleaved=self.gguf_interleaved)
+
+    def _feed_forwards(self, config: ConfigReader, num_layers: int, hidden: int,
+                       eps: float) -> list[tuple[str, BlockSpec]]:
+        """What follows the attention in each layer."""
+        return [("mlp", self._mlp(config, hidden, eps))] * num_layers
 
     def _attention(self, config: ConfigReader, hidden: int, eps: float, max_position: int) -> AttentionSpec:
         num_heads = config.size("num_attention_heads")
@@ -153,26 +126,13 @@ def _windowed(attention: AttentionSpec, window: int | None) -> AttentionSpec:
     return replace(attention, window_tokens=window)
 
 
-def _blocks(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:
-    (_, attention), (_, mlp) = layer.blocks
-    assert isinstance(attention, AttentionSpec) and isinstance(mlp, MlpSpec)
-    return attention, mlp
-
-
-def _qkv_rows(attention: AttentionSpec) -> tuple[int, int, int]:
-    return attention.q_size, attention.kv_size, attention.kv_size
-
-
-def _wanted(spec: ModelSpec, found: dict[str, Source]) -> dict[str, Source]:
-    """The sources of the weights that the spec has, in its order."""
-    return {name: found[name] for name, _ in spec.params()}
-
-
 LLAMA = Dense(name="llama", max_position=2048, qkv_bias=None, mlp_bias=None, gguf_interleaved=True)
 MISTRAL = Dense(name="mistral", max_position=131072, window="all", default_window=4096, gguf_interleaved=True)
 MINISTRAL = replace(MISTRAL, name="ministral")
 QWEN2 = Dense(name="qwen2", qkv_bias=True, window="upper", default_window=4096)
 QWEN3 = Dense(name="qwen3", head_dim=128, qkv_bias=None, qk_norm=True, window="upper",
               default_window=4096)
-PHI3 = Dense(name="phi3", norm_eps=1e-5, max_position=4096, window="all", fused=True,
+PHI3 = Dense(name="phi3", norm_eps=1e-5, max_position=4096, window="all",
+             hf_names={"attn.qkv": "self_attn.qkv_proj", "mlp.gate_up": "mlp.gate_up_proj"},
+             gguf_names={"attn.qkv": "attn_qkv", "mlp.gate_up": "ffn_up"},
              rope_aliases={"su": "longrope", "yarn": "longrope"})

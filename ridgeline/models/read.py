@@ -123,6 +123,11 @@ class ConfigReader:
             raise self._wrong(name, value, "an object")
         return ConfigReader(value, f"{self._where}: {name}")
 
+    def fixed(self, name: str, value: bool | float | str) -> None:
+        """A field that must be absent or have the one value that we do."""
+        if self._take(name, value) not in (value, None):
+            raise self.refuse(name, f"not supported in this family: {value} is")
+
     def inert(self, names: Iterable[str]) -> None:
         """Fields that are known and change nothing."""
         self._seen.update(names)

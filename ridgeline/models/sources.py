@@ -27,12 +27,14 @@ class Part:
 class Source:
     """The parts of one weight, concatenated on rows in this order.
 
+    added: to every number of it (norms that files hold less one).
     matrices: 0 for a single weight, else the size of a stack (experts): its parts are either all stacked, or
     those of the first matrix, then those of the second, and so on.
     """
 
     parts: tuple[Part, ...]
     matrices: int = 0
+    added: float = 0.0
 
     def parts_of(self, matrix: int) -> tuple[Part, ...]:
         """The parts of one matrix of a stack."""

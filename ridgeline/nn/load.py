@@ -98,12 +98,13 @@ class _Files:
     def weight(self, name: str, param: ParamSpec, source: str) -> SourceWeight:
         found = self._checkpoint.sources[source]
         if not found.matrices:
-            return self._matrix(name, param, found.parts)
+            return self._matrix(name, param, found.parts, added=found.added)
         one = replace(param, shape=param.shape[1:])
         return _FileStack(name, param, [self._matrix(name, one, found.parts_of(index), index)
                                         for index in range(found.matrices)])
 
-    def _matrix(self, name: str, param: ParamSpec, parts: Sequence[Part], index: int = 0) -> "_FileWeight":
+    def _matrix(self, name: str, param: ParamSpec, parts: Sequence[Part], index: int = 0, *,
+                added: float = 0.0) -> "_FileWeight":
         """A weight, or the matrix of this index where the parts are those of a stack."""
         pieces = []
         for part in parts:
@@ -111,7 +112,7 @@ class _Files:
                 self._checkpoint.tensors[of] for of in (part.name, part.scales) if of))
             pieces.append(_Piece(part=part, tensor=tensor, raw_RB=self._rows(tensor),
                                  scales_RB=self._rows(scales[0]) if scales else None))
-        return _FileWeight(name, param, pieces, self._pool)
+        return _FileWeight(name, param, pieces, self._pool, added)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """[R, B] view of the mapped file."""
@@ -140,11 +141,13 @@ class _Piece:
 class _FileWeight:
     """A SourceWeight of mapped tensors."""
 
-    def __init__(self, name: str, param: ParamSpec, pieces: list[_Piece], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, name: str, param: ParamSpec, pieces: list[_Piece], pool: ThreadPoolExecutor,
+                 added: float) -> None:
         self.name = name
         self.param = param
         self._pieces = pieces
         self._pool = pool
+        self._added = added
 
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
         """See SourceWeight. Rows that have to be put in order are copied, others are views."""
@@ -173,6 +176,8 @@ class _FileWeight:
             rows = piece.tensor.shape[-1] if piece.part.transposed else piece.tensor.rows
             self._fill(out[start:start + rows], piece)
             start += rows
+        if self._added:
+            out.add_(self._added)
 
     def _fill(self, out: Tensor, piece: _Piece) -> None:
         """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several threads.

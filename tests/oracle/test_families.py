@@ -37,6 +37,7 @@ LONGROPE = {
         original_max_position_embeddings=64,
     ),
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama-2": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
@@ -81,6 +82,16 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3 tied with biases": (
         "Qwen3ForCausalLM",
         GQA | {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "mixtral": ("MixtralForCausalLM", GQA | {"sliding_window": None, **EXPERTS}),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        GQA | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, **EXPERTS},
+    ),
+    "qwen3-moe with a dense layer": (
+        "Qwen3MoeForCausalLM",
+        GQA | {"head_dim": 16, "moe_intermediate_size": 32, "mlp_only_layers": [1], "norm_topk_prob": True}
+        | {"num_hidden_layers": 3, **EXPERTS},
     ),
     "phi-3": ("Phi3ForCausalLM", {"num_key_value_heads": 4, "sliding_window": 13}),
     "phi-3 longrope": ("Phi3ForCausalLM", GQA | LONGROPE),
