@@ -24,7 +24,8 @@ class StepRecord:
     num_preemptions: made by this plan. num_failed: rows that ended with an error. begun_s: handed to the
     executor; started_s, finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s:
     what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
-    what it took; floor_s: the roofline's price (None without one).
+    what it took; floor_s: the roofline's price (None without one). experts_read: distinct experts whose
+    weights the step read, summed over the layers that are mixtures, and how many were expected.
     """
 
     step: int
@@ -48,6 +49,8 @@ class StepRecord:
     planned_s: float | None
     measured_s: float
     floor_s: float | None
+    experts_read: int = 0
+    experts_expected: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -86,6 +86,15 @@ class Capturable(Protocol):
     capturable: bool
 
 
+@runtime_checkable
+class Routed(Protocol):
+    """A block whose tokens choose which of its weights a step reads."""
+
+    def take_experts_read(self) -> int:
+        """Distinct experts read since the last call, each counted once a step."""
+        ...
+
+
 class Block(Protocol):
     """A block's module. It owns its norm and its residual: what comes in goes on through it."""
 

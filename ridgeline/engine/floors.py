@@ -100,4 +100,4 @@ def prices_of(price: Price, profile: MachineProfile, key: str) -> Prices:
     """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`)."""
     table = profile.tables.get(key)
     planned = None if table is None else Estimate(price, table)
-    return Prices(step=price, request=price.request, planned=planned)
+    return Prices(step=price, request=price.request, experts=price.experts, planned=planned)

@@ -59,11 +59,14 @@ class Account:
         return tuple(dict.fromkeys(of for name, of in self._terms()
                                    if name in (PAIRS, CONTEXT) and not isinstance(of, tuple)))
 
-    @property
-    def routers(self) -> tuple[Router, ...]:
-        """The distinct routers that the lines speak of."""
-        return tuple(dict.fromkeys(of for name, of in self._terms()
-                                   if name == DISTINCT and isinstance(of, tuple)))
+    def layers_by_router(self) -> dict[Router, int]:
+        """The routers that the lines speak of, each with its number of layers."""
+        found: dict[Router, int] = {}
+        for line in self.lines:
+            for (name, of), _ in line.read:
+                if name == DISTINCT and isinstance(of, tuple):
+                    found[of] = found.get(of, 0) + line.count
+        return found
 
     def _terms(self) -> list[Term]:
         return [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from ridgeline.ledger.account import Account
 from ridgeline.ledger.sums import StepShape, Summer
-from ridgeline.spec.cost import Form
+from ridgeline.spec.cost import Form, expected_distinct
 from ridgeline.spec.hardware import HardwareSpec
 
 
@@ -18,7 +18,8 @@ class Price:
 
     def __init__(self, account: Account, device: HardwareSpec, *, flops_per_s: float) -> None:
         assert not any(line.sent for line in account.lines), "one device sends nothing"
-        self._summer = Summer(account.windows, account.routers)
+        self._routers = account.layers_by_router()
+        self._summer = Summer(account.windows, self._routers)
         self._num_lines = len(account.lines)
         read = np.stack([self._row(line.read) * line.count for line in account.lines])
         written = np.stack([self._row(line.written) * line.count for line in account.lines])
@@ -47,6 +48,10 @@ class Price:
         decodes_SN = self._summer.decodes(np.arange(num_prompt, num_prompt + num_output - 1))
         seconds = self._seconds_2L_S @ np.column_stack((prompt_S, decodes_SN))
         return float(np.maximum(seconds[:self._num_lines], seconds[self._num_lines:]).sum())
+
+    def experts(self, num_tokens: int) -> float:
+        """Distinct experts that a step of so many tokens is expected to read, over all layers."""
+        return sum(layers * expected_distinct(router, num_tokens) for router, layers in self._routers.items())
 
     def moved(self, step: StepShape) -> tuple[float, float, float]:
         """(bytes read, bytes written, FLOPs) of a step."""

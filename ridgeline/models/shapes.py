@@ -60,6 +60,17 @@ def _phi3(*sizes: int) -> Config:
                   original_max_position_embeddings=4096)
 
 
+def _mixtral(*sizes: int, vocab: int) -> Config:
+    return _shape("mixtral", sizes, vocab=vocab, context=65536 if vocab > 32000 else 32768, theta=1_000_000.0,
+                  eps=1e-5, bos=1, eos=[2], num_local_experts=8, num_experts_per_tok=2)
+
+
+def _qwen3_moe(*sizes: int, inner: int) -> Config:
+    return _shape("qwen3_moe", sizes, vocab=151936, context=40960, theta=1_000_000.0, eps=1e-6, bos=151643,
+                  eos=[151645, 151643], head_dim=128, num_experts=128, num_experts_per_tok=8,
+                  moe_intermediate_size=inner, norm_topk_prob=True)
+
+
 SHAPES: Mapping[str, Config] = {
     "llama-2-7b": _llama2(4096, 11008, 32, 32, 32),
     "llama-2-13b": _llama2(5120, 13824, 40, 40, 40),
@@ -90,6 +101,10 @@ SHAPES: Mapping[str, Config] = {
     "qwen3-32b": _qwen3(5120, 25600, 64, 64, 8),
     "mistral-7b-v0.1": _mistral(4096, 14336, 32, 32, 8, vocab=32000, theta=10_000.0, window=4096),
     "mistral-7b": _mistral(4096, 14336, 32, 32, 8, vocab=32768, theta=1_000_000.0, window=None),
+    "mixtral-8x7b": _mixtral(4096, 14336, 32, 32, 8, vocab=32000),
+    "mixtral-8x22b": _mixtral(6144, 16384, 56, 48, 8, vocab=32768),
+    "qwen3-30b-a3b": _qwen3_moe(2048, 6144, 48, 32, 4, inner=768),
+    "qwen3-235b-a22b": _qwen3_moe(4096, 12288, 94, 64, 4, inner=1536),
     "phi-3-mini": _phi3(3072, 8192, 32, 32, 32),
     "phi-3-medium": _phi3(5120, 17920, 40, 40, 10),
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.step import Block, CacheRegion, Capturable, Step
+from ridgeline.blocks.step import Block, CacheRegion, Capturable, Routed, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.decode_linear import DecodeLinears
@@ -47,6 +47,7 @@ class Model:
         self._embedding = embedding
         self._head = head
         self._modules = [block.module for block in blocks]
+        self._routed = [module for module in self._modules if isinstance(module, Routed)]
         self._replay: Replay | None = None
 
     @property
@@ -61,7 +62,7 @@ class Model:
             block.module.bind([
                 _region(layout, region_bytes, dtype, block.layer, block.first_slot + slot)
                 for slot in range(block.num_slots)])
-        found = native() if self._embedding.on_cpu else None
+        found = native() if self._embedding.on_cpu and not self._routed else None
         self._replay = Replay(found, self._modules) if found is not None else None
 
     def forward(self, step: Step) -> Tensor:
@@ -70,6 +71,10 @@ class Model:
         if self._replay is not None and (out_TH := self._replay(x_TH, step)) is not None:
             return out_TH
         return run_layers(self._modules, x_TH, step, {})
+
+    def take_experts_read(self) -> int:
+        """Distinct experts whose weights were read since the last call, over all layers and steps."""
+        return sum(module.take_experts_read() for module in self._routed)
 
     def logits(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V] of rows of `forward`'s result. Rows before prefill_from take the decode path."""

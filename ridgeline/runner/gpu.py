@@ -60,6 +60,7 @@ class _Flight:
     slot: _Slot
     out_2R: Tensor
     sampled: Places
+    experts_read: int = 0
     errors: dict[int, str] = field(default_factory=dict)
     scores: list[Scores] = field(default_factory=list)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class _Flight:
             },
             prompt_logprobs={place: one for place, one in self.prompt_logprobs.items() if not failed[place]},
             returned_tickets=plan.copies.ticket,
+            experts_read=self.experts_read,
             started_s=started_s,
             finished_s=finished_s,
         )
@@ -152,6 +154,7 @@ class GpuExecutor:
         if out_2R is None:
             with torch.inference_mode():
                 out_2R = self._mixed(flight)
+                flight.experts_read = self._model.take_experts_read()
         flight.out_2R = slot.out[: out_2R.numel()].view(out_2R.shape).copy_(out_2R, non_blocking=True)
         slot.ended.record()
         self._next_ticket += 1

@@ -48,6 +48,7 @@ class _Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+    experts_read: int = 0
 
     def unbroken(self, places: Places) -> Places:
         """Those without an error so far."""
@@ -62,7 +63,8 @@ class _Outcome:
         return StepResult(
             step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.errors,
             logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
-            returned_tickets=plan.copies.ticket, started_s=started_s, finished_s=finished_s)
+            returned_tickets=plan.copies.ticket, experts_read=self.experts_read, started_s=started_s,
+            finished_s=finished_s)
 
 
 class LocalExecutor:
@@ -122,6 +124,7 @@ class LocalExecutor:
             everyone = outcome.unbroken(np.arange(plan.num_rows))
             isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
+            outcome.experts_read = self._model.take_experts_read()
             isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
         return outcome.result(plan, started_s, self._clock.now())
 

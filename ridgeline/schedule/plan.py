@@ -127,7 +127,8 @@ class StepResult:
     when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
     the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
     the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
-    order. returned_tickets: copies that have finished. started_s, finished_s: the executor's clock.
+    order. returned_tickets: copies that have finished. experts_read: distinct experts whose weights were
+    read, summed over the layers. started_s, finished_s: the executor's clock.
     """
 
     step: int
@@ -138,5 +139,6 @@ class StepResult:
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
+    experts_read: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0

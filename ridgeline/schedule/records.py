@@ -20,11 +20,13 @@ class Prices:
     """What things should take, in seconds.
 
     step: the floor of a plan. request: the floor of (prompt tokens, those of them that were cached, output
-    tokens) alone on the machine. planned: what a step is expected to take, None where nobody can tell.
+    tokens) alone on the machine. experts: distinct experts, over all layers, that so many tokens are
+    expected to read. planned: what a step is expected to take, None where nobody can tell.
     """
 
     step: Callable[[StepPlan], float]
     request: Callable[[int, int, int], float]
+    experts: Callable[[int], float] = lambda num_tokens: 0.0
     planned: Callable[[StepPlan], float] | None = None
 
 
@@ -59,7 +61,8 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
-        measured_s=result.finished_s - result.started_s, floor_s=floor_s)
+        measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,
+        experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens))
 
 
 def request_record(request: Request, prices: Prices | None) -> RequestRecord:

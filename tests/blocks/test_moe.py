@@ -99,6 +99,6 @@ def test_sorted_experts_equal_every_expert_and_tokens_do_not_mix(score: str) -> 
     shared = shared * torch.sigmoid(h_TH @ parts.tensor("shared_gate.weight").T)
     naive = x_TH + every_expert(h_TH, [expert(i) for i in range(EXPERTS)], weights_TK, experts_TK) + shared
     assert (out_TH - naive).abs().max() < 1e-5
-    assert moe.num_experts_read == len(experts_TK.unique())
+    assert moe.take_experts_read() == len(experts_TK.unique())
     alone_TH = torch.cat([moe(x_TH[i:i + 1], step_of(1, 1), None) for i in range(30)])
     assert (alone_TH - out_TH).abs().max() < 1e-5

@@ -69,6 +69,24 @@ def test_every_record_has_a_floor_below_what_was_measured(tmp_path: Path) -> Non
     assert engine.profile.name in header and "float32_flops_per_s" in header
 
 
+def test_records_say_how_many_experts_were_read_and_expected(tmp_path: Path) -> None:
+    """Two layers of 8 experts, 2 a token: one token reads 4, and more tokens no more than there are."""
+    trace = RingTrace()
+    mixture = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    folder = tiny_folder(tmp_path / "mixture", tokenizer=False, **mixture)
+    engine = build_engine(EngineConfig(model=str(folder), load_format="dummy", max_num_seqs=4, threads=1,
+                                       kv_cache_bytes=1_000_000, progress=False), trace=trace)
+    run(engine)
+    engine.close()
+    for step in trace.steps:
+        assert step.experts_expected == pytest.approx(2 * 8 * (1 - (1 - 2 / 8) ** step.num_tokens))
+        assert 4 <= step.experts_read <= min(16, 4 * step.num_tokens)
+        assert step.num_tokens > 1 or step.experts_read == step.experts_expected
+    read, expected = (sum(getattr(step, f"experts_{name}") for step in trace.steps)
+                      for name in ("read", "expected"))
+    assert 0.6 < read / expected < 1.3  # a router with random weights has favourites
+
+
 def test_the_profile_is_measured_once_and_said(tmp_path: Path) -> None:
     first = tiny_engine(tmp_path, RingTrace())
     path = profile_path(profile_name(1))

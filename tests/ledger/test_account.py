@@ -20,7 +20,8 @@ def total(acct: Account, step: Step, what: str) -> float:
 @pytest.mark.parametrize(("name", "num_params"), [
     ("llama-3-8b", 8_030_261_248), ("llama-2-7b", 6_738_415_616), ("llama-2-13b", 13_015_864_320),
     ("smollm2-135m", 134_515_008), ("qwen2.5-7b", 7_615_616_512), ("qwen3-0.6b", 596_049_920),
-    ("mistral-7b-v0.1", 7_241_732_096), ("phi-3-mini", 3_821_079_552)])
+    ("mistral-7b-v0.1", 7_241_732_096), ("mixtral-8x7b", 46_702_792_704), ("qwen3-30b-a3b", 30_532_122_624),
+    ("qwen3-235b-a22b", 235_093_634_560), ("phi-3-mini", 3_821_079_552)])
 def test_parameters_are_the_published_ones(name: str, num_params: int) -> None:
     assert shape(name).num_params == num_params
 
@@ -33,6 +34,18 @@ def test_decode_reads_what_decode_needs() -> None:
     read = total(acct, decodes(1, 8192), "read_bytes")
     assert read == (8_030_261_248 - 128256 * 4096) * 2 + gather + 8192 * kv
     assert total(acct, decodes(1, 8192), "written_bytes") == kv
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
+    """Mixtral 8x7B, and E (1 - (1 - k/E)^B) of its 8 experts a layer; each is read once."""
+    acct = uniform(shape("mixtral-8x7b"))
+    expert, layers = 3 * 4096 * 14336 * 2, 32
+    rest = 46_702_792_704 * 2 - layers * 8 * expert - 32000 * 4096 * 2
+    rest += layers * 4096 * 8 * 2  # the router stays float32
+    for batch, distinct in ((1, 2.0), (2, 3.5), (64, 8 * (1 - 0.75**64))):
+        read = total(acct, decodes(batch, 1), "read_bytes")
+        cached = batch * (4096 * 2 + 131072)  # a row of the embedding, and its keys and values
+        assert read - cached == pytest.approx(rest + layers * distinct * expert, rel=1e-12)
 
 
 def test_decode_flops_are_two_a_weight_and_four_a_cached_number() -> None:

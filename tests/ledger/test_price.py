@@ -37,7 +37,7 @@ def plan_of(rows: int) -> StepPlan:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 3000)), min_size=1, max_size=5),
-       st.sampled_from(["llama-3-8b", "mistral-7b-v0.1", "smollm2-135m"]))
+       st.sampled_from(["llama-3-8b", "mistral-7b-v0.1", "smollm2-135m", "qwen3-30b-a3b"]))
 def test_a_price_is_the_sum_of_its_lines_floors(rows: list[tuple[int, int]], name: str) -> None:
     acct, step = uniform(shape(name)), Step(rows)
     sums = Summer(acct.windows).sums(step.start, step.count, step.num_sampled)
@@ -49,7 +49,7 @@ def test_a_price_is_the_sum_of_its_lines_floors(rows: list[tuple[int, int]], nam
     assert flops == pytest.approx(sum(x.cost.flops for x in lines), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b-v0.1"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b-v0.1", "qwen3-30b-a3b"])
 def test_a_plan_is_priced_in_microseconds(name: str) -> None:
     """256 rows, with a window too; the best of many, since other load on the machine is not the price's."""
     price, plan = priced(name), plan_of(256)

@@ -22,7 +22,7 @@ from ridgeline.blocks.step import CacheRegion, Step
 
 
 class Moe:
-    """x + experts(norm(x)) [+ shared(norm(x))]. num_experts_read: distinct experts of all calls so far."""
+    """x + experts(norm(x)) [+ shared(norm(x))]."""
 
     def __init__(self, spec: MoeSpec, parts: Parts) -> None:
         self._spec = spec
@@ -35,7 +35,7 @@ class Moe:
             self._shared_gate_up = parts.linear("shared_gate_up")
             self._shared_down = parts.linear("shared_down")
         self._shared_gate_1H = parts.tensor("shared_gate.weight") if spec.shared_gate else None
-        self.num_experts_read = 0
+        self._num_read = 0
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         assert not regions, "a mixture of experts keeps nothing"
@@ -45,6 +45,11 @@ class Moe:
 
     def prepare(self, step: Step) -> None:
         return None
+
+    def take_experts_read(self) -> int:
+        """See blocks.step.Routed."""
+        found, self._num_read = self._num_read, 0
+        return found
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         h_TH = rms_norm(x_TH, self._norm_H, self._spec.norm_eps)
@@ -69,7 +74,7 @@ class Moe:
                 rows = slice(begin, begin + count)
                 inner = gated(self._gate_up[expert](sorted_PH[rows], decodes), self._spec.activation)
                 results_PH[rows] = self._down[expert](inner, decodes)
-                self.num_experts_read += 1
+                self._num_read += 1
                 begin += count
         by_token_PH = torch.empty_like(results_PH)
         by_token_PH[order_P] = results_PH
