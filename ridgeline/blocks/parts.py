@@ -43,8 +43,8 @@ class Parts(Protocol):
         """act(gate) * up of norm_linear's two halves."""
         ...
 
-    def linear_add(self, name: str) -> LinearAdd:
-        """residual + linear(x); under sharding the residual is added once."""
+    def linear_add(self, name: str, norm: str | None = None, eps: float = 0.0) -> LinearAdd:
+        """residual + linear(x), or + rms_norm of it; under sharding the residual is added once."""
         ...
 
     def experts(self, name: str) -> Sequence[Linear]:

@@ -143,8 +143,9 @@ def _check_shape(name: str, param: ParamSpec, source: Source, tensors: Mapping[s
         tensor = tensors[part.name]
         one = (rows if part.rows is None else part.rows, *columns)
         one = one[::-1] if part.transposed else one
+        one = (*one[:-1], one[-1] // 32, 16) if part.scales else one  # MXFP4: bytes of blocks
         expected = (source.matrices, *one) if part.stacked else one
-        if tensor.shape != expected:
+        if tensor.shape != expected or (part.scales and tensors[part.scales].shape != expected[:-1]):
             hint = "; it looks transposed" if tensor.shape == expected[::-1] else ""
             raise CheckpointError(
                 f"{tensor.file}: wrong shape: tensor {tensor.name} is {list(tensor.shape)}, where {name} "

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.models.names import GGUF, HF, Names, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
@@ -17,13 +18,16 @@ from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+_ALIASES = {"silu": ("swish",), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """What sets one dense family apart; defaults are those of the family's own config class.
 
-    qkv_bias: None reads attention_bias, for q, k, v and out alike. mlp_bias: None reads mlp_bias.
+    qkv_bias: None reads attention_bias, for q, k, v and out alike. mlp_bias: None reads mlp_bias. full_every:
+    of layers with a window each so many-th has none, where the config does not say. post_norms: what a block
+    gives is normed before it is added.
     window: layers with a sliding window when the config does not list them: "all", "upper" (from
     max_window_layers on, when use_sliding_window) or None. hf_names, gguf_names: where the family's tensors
     are called otherwise. norm_added: to the norms of safetensors files. gguf_interleaved: GGUF files hold q
@@ -39,6 +43,13 @@ class Dense:
     qk_norm: bool = False
     window: str | None = None
     default_window: int | None = None
+    full_every: int = 0
+    out_bias: bool = False
+    post_norms: bool = False
+    sinks: bool = False
+    activation: str = "silu"
+    activation_field: str = "hidden_act"
+    tied: bool = False
     hf_names: Names = field(default_factory=lambda: _NONE)
     gguf_names: Names = field(default_factory=lambda: _NONE)
     norm_added: float = 0.0
@@ -50,16 +61,16 @@ class Dense:
         config.inert(INERT)
         num_layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
         eps = config.number("rms_norm_eps", self.norm_eps)
-        max_position = config.size("max_position_embeddings", self.max_position)
-        attention = self._attention(config, hidden, eps, max_position)
+        attentions = self._attentions(config, num_layers, hidden, eps)
         feeds = self._feed_forwards(config, num_layers, hidden, eps)
-        layers = tuple(LayerSpec(blocks=(("attn", _windowed(attention, window)), feed))
-                       for window, feed in zip(self._windows(config, num_layers), feeds, strict=True))
+        layers = tuple(LayerSpec(blocks=(("attn", attention), feed))
+                       for attention, feed in zip(attentions, feeds, strict=True))
         pad = config.token_ids("pad_token_id")
         bos = config.token_ids("bos_token_id")
         spec = ModelSpec(
             family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
-            max_position=reach(attention.rope), tied_embeddings=config.flag("tie_word_embeddings", False),
+            max_position=min(reach(attention.rope) for attention in attentions),
+            tied_embeddings=config.flag("tie_word_embeddings", self.tied),
             layers=layers, dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
             bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
             pad_token_id=pad[0] if pad else None)
@@ -79,26 +90,39 @@ class Dense:
         """What follows the attention in each layer."""
         return [("mlp", self._mlp(config, hidden, eps))] * num_layers
 
-    def _attention(self, config: ConfigReader, hidden: int, eps: float, max_position: int) -> AttentionSpec:
+    def _attentions(self, config: ConfigReader, num_layers: int, hidden: int,
+                    eps: float) -> list[AttentionSpec]:
+        """The attention of each layer. A window that no sequence can outgrow is full attention."""
         num_heads = config.size("num_attention_heads")
         num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
             raise config.refuse("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
         head_dim = config.optional_integer("head_dim") or self.head_dim or hidden // num_heads
         bias = config.flag("attention_bias", False) if self.qkv_bias is None else self.qkv_bias
-        rope = read_rope(config, head_dim=head_dim, max_position=max_position, aliases=self.rope_aliases)
-        return AttentionSpec(
+        full, windowed = self._ropes(config, head_dim)
+        attention = AttentionSpec(
             hidden_size=hidden, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            norm_eps=eps, rope=rope, scale=head_dim**-0.5, qk_norm=self.qk_norm, qkv_bias=bias,
-            out_bias=bias if self.qkv_bias is None else False)
+            norm_eps=eps, rope=full, scale=head_dim**-0.5, qk_norm=self.qk_norm, qkv_bias=bias,
+            out_bias=bias if self.qkv_bias is None else self.out_bias, post_norm=self.post_norms,
+            sinks=self.sinks)
+        return [attention if window is None else
+                replace(attention, rope=windowed, window_tokens=window if window < reach(full) else None)
+                for window in self._windows(config, num_layers)]
+
+    def _ropes(self, config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+        """Of full and of windowed layers."""
+        max_position = config.size("max_position_embeddings", self.max_position)
+        rope = read_rope(config, head_dim=head_dim, max_position=max_position, aliases=self.rope_aliases)
+        return rope, rope
 
     def _mlp(self, config: ConfigReader, hidden: int, eps: float) -> MlpSpec:
-        activation = config.text("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise config.refuse("hidden_act", "not supported in this family: silu is")
+        activation = config.text(self.activation_field, self.activation)
+        if activation not in (self.activation, *_ALIASES.get(self.activation, ())):
+            raise config.refuse(self.activation_field,
+                                f"not supported in this family: {self.activation} is")
         bias = config.flag("mlp_bias", False) if self.mlp_bias is None else self.mlp_bias
-        return MlpSpec(hidden_size=hidden, intermediate_size=config.size("intermediate_size"),
-                       norm_eps=eps, bias=bias)
+        return MlpSpec(hidden_size=hidden, intermediate_size=config.size("intermediate_size"), norm_eps=eps,
+                       bias=bias, activation=self.activation, post_norm=self.post_norms)
 
     def _windows(self, config: ConfigReader, num_layers: int) -> list[int | None]:
         """The window of each layer in tokens, the query counted."""
@@ -110,20 +134,15 @@ class Dense:
             size = size if config.flag("use_sliding_window", False) else None
         kinds = config.texts("layer_types")
         if not kinds:
-            return [size if i >= first else None for i in range(num_layers)]
+            every = config.size("sliding_window_pattern", self.full_every) if self.full_every else 0
+            return [size if i >= first and not (every and (i + 1) % every == 0) else None
+                    for i in range(num_layers)]
         if len(kinds) != num_layers:
             raise config.refuse("layer_types", f"{len(kinds)} entries for {num_layers} layers")
         known = {"full_attention"} if size is None else {"full_attention", "sliding_attention"}
         if not known.issuperset(kinds):
             raise config.refuse("layer_types", f"with window {size} it may hold {sorted(known)} only")
         return [size if kind == "sliding_attention" else None for kind in kinds]
-
-
-def _windowed(attention: AttentionSpec, window: int | None) -> AttentionSpec:
-    """A window that no sequence can outgrow is full attention."""
-    if window is None or window >= reach(attention.rope):
-        return attention
-    return replace(attention, window_tokens=window)
 
 
 LLAMA = Dense(name="llama", max_position=2048, qkv_bias=None, mlp_bias=None, gguf_interleaved=True)

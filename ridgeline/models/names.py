@@ -23,7 +23,7 @@ HF: Names = {
     "embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head", "layer": "model.layers.{}",
     "attn.norm": "input_layernorm", "attn.out": "self_attn.o_proj",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm",
+    "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm", "attn.sinks": "self_attn.sinks",
     "mlp.norm": "post_attention_layernorm", **_hf_mlp("mlp.", "mlp"),
     "moe.norm": "post_attention_layernorm", "moe.router": "mlp.gate",
     "moe.router.choice_bias": "mlp.gate.e_score_correction_bias", **_hf_mlp("moe.", "mlp.experts.{}"),

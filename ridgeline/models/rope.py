@@ -19,7 +19,30 @@ def read_rope(config: ConfigReader, *, head_dim: int, max_position: int,
     fraction = config.number("partial_rotary_factor", 1.0)
     original = config.optional_integer("original_max_position_embeddings")
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
-    section = old or new or ConfigReader({}, "rope")
+    return _rope(old or new or ConfigReader({}, "rope"), theta, fraction, original, head_dim, max_position,
+                 aliases)
+
+
+def read_ropes(config: ConfigReader, *, head_dim: int, max_position: int,
+               thetas: tuple[float, float]) -> tuple[RopeSpec, RopeSpec]:
+    """The rotary embeddings of full and of windowed layers, where they have one each (Gemma 3).
+
+    thetas: when the config does not say. In the old spelling scaling is of the full layers alone.
+    """
+    theta, local = config.number("rope_theta", thetas[0]), config.number("rope_local_base_freq", thetas[1])
+    old, new = config.section("rope_scaling"), config.section("rope_parameters")
+    full = old or (new.section("full_attention") if new else None)
+    windowed = new.section("sliding_attention") if new else None
+    if new is not None:
+        new.finish()
+    none = ConfigReader({}, "rope")
+    return (_rope(full or none, theta, 1.0, None, head_dim, max_position, {}),
+            _rope(windowed or none, local, 1.0, None, head_dim, max_position, {}))
+
+
+def _rope(section: ConfigReader, theta: float, fraction: float, original: int | None, head_dim: int,
+          max_position: int, aliases: Mapping[str, str]) -> RopeSpec:
+    """One setting, and what stands outside of its section."""
     kind = section.text("rope_type", section.text("type", "default"))
     rope = RopeSpec(
         kind=aliases.get(kind, kind), theta=section.number("rope_theta", theta), max_position=max_position,

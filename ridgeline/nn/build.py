@@ -111,7 +111,8 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         out = torch.empty(linears.gpu.max_rows, len(head), dtype=torch.float32, device=head.device)
         head = GpuMethod(linears, head, out)
     return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
-                 Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor), gpu)
+                 Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor,
+                      spec.logits_softcap), gpu)
 
 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,

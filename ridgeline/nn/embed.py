@@ -27,7 +27,7 @@ class Embedding:
         assert isinstance(weight, (Tensor, RowsMethod)), "a packed embedding must give its rows"
         self._weight: Tensor | RowsMethod = weight
         self._dtype = dtype
-        self._multiplier = multiplier
+        self._multiplier = float(torch.tensor(multiplier, dtype=dtype))  # rounded like what it multiplies
 
     @property
     def on_cpu(self) -> bool:
@@ -43,13 +43,20 @@ class Embedding:
 
 
 class Head:
-    """logits = final norm, product with the head's weight (the embedding's when tied), over the divisor."""
+    """logits = final norm, product with the head's weight (the embedding's when tied), over the divisor,
+    capped."""
 
-    def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float) -> None:
+    def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float,
+                 softcap: float | None = None) -> None:
         self._project = with_norm(as_method(weight), norm_H, eps)
         self._divisor = divisor
+        self._softcap = softcap
 
     def __call__(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V]. Rows before prefill_from take the decode path of the weight."""
         logits_SV = self._project(x_SH, prefill_from).float()
-        return logits_SV if self._divisor == 1.0 else logits_SV.div_(self._divisor)
+        if self._divisor != 1.0:
+            logits_SV.div_(self._divisor)
+        if self._softcap is not None:
+            logits_SV.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits_SV

@@ -120,11 +120,14 @@ class BlockParts:
         plain = self.norm_linear(norm, name, eps)
         return lambda x, prefill_from: gated(plain(x, prefill_from), activation)
 
-    def linear_add(self, name: str) -> LinearAdd:
+    def linear_add(self, name: str, norm: str | None = None, eps: float = 0.0) -> LinearAdd:
         method, bias = self._method(name), self._bias(name)
+        plain = with_bias(method.apply, bias)
+        if norm is not None:
+            norm_N = self.tensor(f"{norm}.weight")
+            return lambda x, residual, first: rms_norm(plain(x, first), norm_N, eps).add_(residual)
         if isinstance(method, FusedMethod) and bias is None:
             return method.apply_add
-        plain = self.linear(name)
         return lambda x, residual, prefill_from: plain(x, prefill_from).add_(residual)
 
     def experts(self, name: str) -> Sequence[Linear]:

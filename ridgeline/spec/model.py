@@ -27,6 +27,8 @@ class ModelSpec:
 
     vocab_size: rows of the embedding as stored (padding included). max_position: the context that the
     checkpoint states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type.
+    logits_softcap: logits z become softcap * tanh(z / softcap). stored_as: the format of matrices that the
+    checkpoint holds quantized in a way of its family ("mxfp4"), "" for plain numbers and GGUF.
     """
 
     family: str
@@ -42,6 +44,8 @@ class ModelSpec:
     pad_token_id: int | None = None
     embed_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+    stored_as: str = ""
 
     def params(self) -> Iterator[tuple[str, ParamSpec]]:
         """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",

@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import QUERY_BLOCK, paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import QUERY_BLOCK, Scoring, paged_attention, plan_attention
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 
 torch.set_num_threads(1)
 NAN_BYTE = 255  # eight of them are a NaN in every float format
+
+
+PLAIN = Scoring(scale=0.3)
 
 
 class Scene:
@@ -54,11 +57,11 @@ class Scene:
                          num_decodes=num_decodes,
                          groups=(GroupStep(table_SP=torch.from_numpy(table), slots_T=self.slots),))
 
-    def run(self, window: int | None = None) -> Tensor:
+    def run(self, window: int | None = None, scoring: Scoring = PLAIN) -> Tensor:
         plan = plan_attention(self.step, self.step.groups[0], self.entries, window)
-        return paged_attention(self.q, self.kv, self.entries, plan, scale=0.3, window=window)
+        return paged_attention(self.q, self.kv, self.entries, plan, scoring=scoring, window=window)
 
-    def expected(self, window: int | None = None) -> Tensor:
+    def expected(self, window: int | None = None, scoring: Scoring = PLAIN) -> Tensor:
         """One query at a time over plain lists of keys, in float64."""
         out, token = [], 0
         for row, (start, count) in enumerate(zip(self.starts, self.counts)):
@@ -70,7 +73,11 @@ class Scene:
                 heads = []
                 for head in range(self.q.shape[1]):
                     scores = keys[:, head // share] @ self.q[token + i, head].double() * 0.3
-                    heads.append(scores.softmax(0) @ values[:, head // share])
+                    if scoring.softcap is not None:
+                        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+                    if scoring.sinks_M is not None:
+                        scores = torch.cat((scores, scoring.sinks_M[head: head + 1].double()))
+                    heads.append(scores.softmax(0)[:len(keys)] @ values[:, head // share])
                 out.append(torch.stack(heads))
             token += count
         return torch.stack(out)
@@ -98,6 +105,19 @@ def test_equals_dense_attention(case: str, window: int | None) -> None:
     scene = Scene(starts, counts, num_decodes=num_decodes)
     out, expected = scene.run(window), scene.expected(window)
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("case", ["decodes and chunks", "a chunk longer than a block of queries"])
+def test_sinks_and_softcap(case: str, window: int | None) -> None:
+    """A sink takes its share of the softmax, beside few keys and many; scores are capped before the mask."""
+    starts, counts, num_decodes = CASES[case]
+    scene = Scene(starts, counts, num_decodes=num_decodes)
+    sinks = torch.linspace(-1.0, 3.0, scene.q.shape[1])
+    for scoring in (Scoring(scale=0.3, sinks_M=sinks), Scoring(scale=0.3, softcap=0.7),
+                    Scoring(scale=0.3, softcap=0.7, sinks_M=sinks)):
+        out, expected = scene.run(window, scoring), scene.expected(window, scoring)
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "groups", "width", "tokens_per_page"),

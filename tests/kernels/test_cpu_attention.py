@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import Scoring, paged_attention, plan_attention
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 from ridgeline.kernels.cpu.attention import Runs, TokenRows, fits, fused_attention, runs_of
@@ -34,6 +34,7 @@ class Shape:
     block: int = 16
     dtype: torch.dtype = torch.float32
     scale: float = 0.2
+    sinks: bool = False
 
 
 class Scene:
@@ -71,6 +72,7 @@ class Scene:
             self.past.append(past)
         self.qkv = torch.randn(len(self.position), shape.heads + 2 * shape.kv_heads, dim, generator=random)
         self.norms = 1 + torch.randn(2, dim, generator=random) / 4 if shape.qk_norm else None
+        self.sinks = torch.linspace(-2.0, 3.0, shape.heads) if shape.sinks else None
         rotary = dim if shape.rotary is None else shape.rotary
         angles = self.position[:, None] * 100.0 ** -torch.arange(0, 1, 2 / rotary)
         self.cosine = torch.cat((angles.cos(), angles.cos()), -1)
@@ -101,7 +103,8 @@ class Scene:
                            sine_TR=self.sine[tokens], longest=int(position.max()), runs=runs)
         q_norm, k_norm = (None, None) if self.norms is None else self.norms
         return fused_attention(library, self.qkv[tokens], self.entries, shared, scale=self.shape.scale,
-                               window=self.shape.window, q_norm=q_norm, k_norm=k_norm, eps=EPS)
+                               window=self.shape.window, q_norm=q_norm, k_norm=k_norm, eps=EPS,
+                               sinks=self.sinks)
 
     def turned(self) -> Tensor:
         """Queries, keys and values after norm and rotation, by the torch twins."""
@@ -120,7 +123,9 @@ class Scene:
             new = turned[row, shape.heads:].unflatten(0, (2, shape.kv_heads)).to(shape.dtype)
             keys, values = torch.cat((past, new[None])).double().repeat_interleave(share, 2).unbind(1)
             scores = torch.einsum("md,kmd->mk", turned[row, : shape.heads].double(), keys) * shape.scale
-            out.append(torch.einsum("mk,kmd->md", scores.softmax(-1), values))
+            if self.sinks is not None:
+                scores = torch.cat((scores, self.sinks[:, None].double()), -1)
+            out.append(torch.einsum("mk,kmd->md", scores.softmax(-1)[:, : len(keys)], values))
         return torch.stack(out)
 
     def cache(self) -> Tensor:
@@ -140,6 +145,7 @@ SHAPES = [
     *(Shape(heads=heads, kv_heads=kv_heads, qk_norm=True, dim=32)
       for heads, kv_heads in ((1, 1), (5, 5), (9, 3), (8, 2), (8, 1), (18, 2), (16, 1), (40, 2), (34, 1))),
     *(Shape(dim=64, rotary=rotary, qk_norm=norm) for rotary in (2, 16, 30, 62) for norm in (False, True)),
+    Shape(sinks=True), Shape(heads=40, kv_heads=2, window=9, sinks=True),
     *(Shape(dim=32, block=block) for block in (8, 24, 64, 256, 512)),
     *(Shape(dim=80, window=window, block=8)
       for window in (1, 2, 3, 7, 8, 9, 15, 31, 64, 255, 256, 257, 300, 513, 1499, 1500, 4096)),
@@ -157,7 +163,7 @@ def test_equals_dense_attention(library: Native, shape: Shape, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", [Shape(), Shape(dim=80, rotary=40, qk_norm=True, window=37, block=8),
-                                   Shape(dim=128, heads=8, kv_heads=1)], ids=str)
+                                   Shape(dim=128, heads=8, kv_heads=1, sinks=True)], ids=str)
 def test_equals_the_torch_path(library: Native, shape: Shape, dtype: torch.dtype) -> None:
     """Result and cache are those of blocks/attention/reference.py, which serves where no kernel does."""
     shape = replace(shape, dtype=dtype)
@@ -171,7 +177,8 @@ def test_equals_the_torch_path(library: Native, shape: Shape, dtype: torch.dtype
     plan = plan_attention(step, group, twin.entries, shape.window)
     turned = twin.turned()
     q, kv = turned[:, : shape.heads], turned[:, shape.heads:].unflatten(1, (2, shape.kv_heads)).to(dtype)
-    there = paged_attention(q, kv, twin.entries, plan, scale=shape.scale, window=shape.window)
+    there = paged_attention(q, kv, twin.entries, plan, window=shape.window,
+                            scoring=Scoring(scale=shape.scale, sinks_M=twin.sinks))
     close(out, there, dtype)
     share = 1e-6 if dtype is torch.float32 else 8e-3
     torch.testing.assert_close(ours.cache(), twin.cache(), atol=1e-6, rtol=share)
@@ -191,7 +198,7 @@ def test_writes_nothing_but_its_slots(library: Native) -> None:
         assert int(places[:, 1].min()) >= 64 and int(places[:, 1].max()) < 64 + shape.block * token_bytes
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(window=290, block=8, dim=72, qk_norm=True),
+@pytest.mark.parametrize("shape", [Shape(), Shape(window=290, block=8, dim=72, qk_norm=True, sinks=True),
                                    Shape(heads=20, dtype=torch.bfloat16)], ids=str)
 def test_a_row_alone_is_a_row_in_company(library: Native, shape: Shape) -> None:
     """To the bit, on one thread and two, whole and with its keys cut over threads."""

@@ -244,8 +244,10 @@ def test_every_weight_of_every_shape_has_a_source() -> None:
         for gguf in (False, True):
             sources = weight_sources(of, gguf=gguf)
             for full, param in of.params():
-                rows = [part.rows for part in sources[full].parts]
-                assert rows == [None] or sum(r or 0 for r in rows) == param.shape[0], full
+                source, shape = sources[full], param.shape
+                parts, shape = (source.parts_of(0), shape[1:]) if source.matrices else (source.parts, shape)
+                rows = [part.rows for part in parts]
+                assert rows == [None] or sum(r or 0 for r in rows) == shape[0], full
     heads = [
         p.interleaved_heads
         for p in weight_sources(spec(num_key_value_heads=2), gguf=True)["layers.0.attn.qkv.weight"].parts

@@ -93,6 +93,20 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         GQA | {"head_dim": 16, "moe_intermediate_size": 32, "mlp_only_layers": [1], "norm_topk_prob": True}
         | {"num_hidden_layers": 3, **EXPERTS},
     ),
+    "gemma 2": (
+        "Gemma2ForCausalLM",
+        GQA | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 16}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma 3": (
+        "Gemma3ForCausalLM",
+        GQA | {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 16},
+    ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        GQA | {"head_dim": 16, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3}
+        | {"sliding_window": 16, **scaled("yarn", **YARN, truncate=False)},
+    ),
     "phi-3": ("Phi3ForCausalLM", {"num_key_value_heads": 4, "sliding_window": 13}),
     "phi-3 longrope": ("Phi3ForCausalLM", GQA | LONGROPE),
 }

@@ -23,8 +23,9 @@ from ridgeline.kernels.rotate_write import rotate_write
 
 
 def fits(spec: AttentionSpec) -> bool:
-    """True when the kernels serve heads of this geometry."""
-    return not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
+    """True when the kernels serve heads of this geometry and what becomes of their scores."""
+    plain = spec.softcap is None and not spec.sinks
+    return plain and not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class GpuAttention:
     def __init__(self, spec: AttentionSpec, parts: Parts, gpu: Gpu) -> None:
         self._spec = spec
         self._qkv = parts.norm_linear("norm", "qkv", spec.norm_eps)
-        self._out = parts.linear_add("out")
+        self._out = parts.linear_add("out", "post_norm" if spec.post_norm else None, spec.norm_eps)
         self._rotation = Rotation(spec.rope, gpu.device, kernel=True)
         self._attend = DecodeAttention(gpu, max_rows=gpu.max_rows, max_kv_heads=spec.num_kv_heads)
         self._q_norm = parts.tensor("q_norm.weight") if spec.qk_norm else None

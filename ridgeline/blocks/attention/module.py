@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import AttentionPlan, paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import AttentionPlan, Scoring, paged_attention, plan_attention
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
@@ -49,10 +49,12 @@ class Attention:
     def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
         self._spec = spec
         self._qkv = parts.norm_linear("norm", "qkv", spec.norm_eps)
-        self._out = parts.linear_add("out")
+        self._out = parts.linear_add("out", "post_norm" if spec.post_norm else None, spec.norm_eps)
         norm_D = parts.tensor("norm.weight")
         self._dtype = norm_D.dtype
         self._rotation = Rotation(spec.rope, norm_D.device)
+        sinks_M = parts.tensor("sinks") if spec.sinks else None
+        self._scoring = Scoring(scale=spec.scale, softcap=spec.softcap, sinks_M=sinks_M)
         self._native: Native | None = None
         self._norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
         self._qk_norm_ND: Tensor | None = None
@@ -66,7 +68,8 @@ class Attention:
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         (self._region,) = regions
         self._entries = self._region.entries(2, self._spec.num_kv_heads, self._spec.head_dim)
-        self._native = native() if fits(self._entries, self._dtype) else None
+        fit = self._spec.softcap is None and fits(self._entries, self._dtype)
+        self._native = native() if fit else None
 
     def share_key(self) -> Hashable:
         spec = self._spec
@@ -112,6 +115,7 @@ class Attention:
                 q_norm=q_norm,
                 k_norm=k_norm,
                 eps=spec.norm_eps,
+                sinks=self._scoring.sinks_M,
             )
         else:
             assert shared.plan is not None
@@ -130,5 +134,5 @@ class Attention:
         q_TMD = qkv_TND[:, : spec.num_heads]
         kv_T2GD = qkv_TND[:, spec.num_heads :].to(self._entries.dtype).unflatten(1, (2, spec.num_kv_heads))
         return paged_attention(
-            q_TMD, kv_T2GD, self._entries, plan, scale=spec.scale, window=spec.window_tokens
+            q_TMD, kv_T2GD, self._entries, plan, scoring=self._scoring, window=spec.window_tokens
         ).to(dtype)

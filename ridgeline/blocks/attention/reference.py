@@ -23,6 +23,20 @@ QUERY_BLOCK = 256  # queries whose mask is held at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """What becomes of q.k before and in the softmax; see AttentionSpec. sinks_M float32."""
+
+    scale: float
+    softcap: float | None = None
+    sinks_M: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True when torch's own kernels do it."""
+        return self.softcap is None and self.sinks_M is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeBatch:
     """Decode rows that attend together, padded to K keys.
 
@@ -84,7 +98,7 @@ def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | 
                          chunks=tuple(chunks), scratch=entries.new_empty(most, entries[0].numel()))
 
 
-def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, plan: AttentionPlan, *, scale: float,
+def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, plan: AttentionPlan, *, scoring: Scoring,
                     window: int | None) -> Tensor:
     """Write the new keys and values, then attend; returns [T, M, D] in the dtype of q.
 
@@ -94,10 +108,10 @@ def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, plan: Atten
     entries.index_put_((plan.pages_T, plan.offsets_T), kv_T2GD)
     out_TMD = torch.empty_like(q_TMD, memory_format=torch.contiguous_format)
     for batch in plan.decodes:
-        out_TMD[batch.rows] = _decode(q_TMD[batch.rows], entries, batch, plan.scratch, scale)
+        out_TMD[batch.rows] = _decode(q_TMD[batch.rows], entries, batch, plan.scratch, scoring)
     for chunk in plan.chunks:
         part = chunk.tokens
-        out_TMD[part] = _prefill(q_TMD[part], kv_T2GD[part], entries, chunk, plan.scratch, scale, window)
+        out_TMD[part] = _prefill(q_TMD[part], kv_T2GD[part], entries, chunk, plan.scratch, scoring, window)
     return out_TMD
 
 
@@ -106,19 +120,24 @@ def _gather(entries: Tensor, pages: Tensor, scratch: Tensor) -> Tensor:
     return torch.index_select(entries.flatten(1), 0, pages, out=scratch[: len(pages)])
 
 
-def _decode(q_SMD: Tensor, entries: Tensor, batch: DecodeBatch, scratch: Tensor, scale: float) -> Tensor:
+def _decode(q_SMD: Tensor, entries: Tensor, batch: DecodeBatch, scratch: Tensor,
+            scoring: Scoring) -> Tensor:
     num_rows, (groups, width) = batch.num_rows, entries.shape[3:]
     kv_SKE = _gather(entries, batch.pages, scratch).view(num_rows, -1, 2 * groups * width).to(q_SMD.dtype)
     for columns, unseen in batch.hidden:
         kv_SKE[:, columns].masked_fill_(unseen, 0.0)
     k_SKGD, v_SKGD = kv_SKE.unflatten(2, (2, groups, width)).unbind(2)
     mask = None if batch.mask is None else batch.mask.to(q_SMD.dtype)
-    out = scaled_dot_product_attention(q_SMD.unflatten(1, (groups, -1)), k_SKGD.transpose(1, 2),
-                                       v_SKGD.transpose(1, 2), attn_mask=mask, scale=scale)
-    return out.flatten(1, 2)
+    q, k, v = q_SMD.unflatten(1, (groups, -1)), k_SKGD.transpose(1, 2), v_SKGD.transpose(1, 2)
+    if scoring.plain:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
+    else:  # the heads of a group as such, one query each
+        mask = None if mask is None else mask[:, :, None]
+        out = _scored(q[..., None, :], k[:, :, None], v[:, :, None], mask, scoring)
+    return out.reshape(q_SMD.shape)
 
 
-def _prefill(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, chunk: Chunk, scratch: Tensor, scale: float,
+def _prefill(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, chunk: Chunk, scratch: Tensor, scoring: Scoring,
              window: int | None) -> Tensor:
     """One row's chunk. A long one with a mask goes in blocks of queries, so that no mask is large."""
     if len(chunk.pages):
@@ -128,8 +147,8 @@ def _prefill(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, chunk: Chunk, scra
     q_MTD = q_TMD.transpose(0, 1)
     k_GKD, v_GKD = kv_T2GD.permute(1, 2, 0, 3)
     count = len(q_TMD)
-    if chunk.start == chunk.first_key and (window is None or count <= window):
-        return _sdpa(q_MTD, k_GKD, v_GKD, None, scale)
+    if scoring.plain and chunk.start == chunk.first_key and (window is None or count <= window):
+        return _sdpa(q_MTD, k_GKD, v_GKD, None, scoring.scale)
     out_TMD = torch.empty_like(q_TMD, memory_format=torch.contiguous_format)
     for begin in range(0, count, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, count)
@@ -140,8 +159,29 @@ def _prefill(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, chunk: Chunk, scra
         seen = seen.tril_(query - low)
         if window is not None:
             seen = seen.triu_(query - low - window + 1)
-        out_TMD[begin:end] = _sdpa(q_MTD[:, begin:end], k_GKD[:, keys], v_GKD[:, keys], seen, scale)
+        q, k, v = q_MTD[:, begin:end], k_GKD[:, keys], v_GKD[:, keys]
+        if scoring.plain:
+            out_TMD[begin:end] = _sdpa(q, k, v, seen, scoring.scale)
+        else:
+            mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, -torch.inf)
+            grouped = _scored(q.unflatten(0, (len(k), -1)), k[:, None], v[:, None], mask, scoring)
+            out_TMD[begin:end] = grouped.flatten(0, 1).transpose(0, 1)
     return out_TMD
+
+
+def _scored(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """softmax([scores, sink]) without its last column, times v; q [..., G, heads of a group, T, D], mask
+    additive, all in float32."""
+    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scoring.scale)
+    if scoring.softcap is not None:
+        scores = scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    if mask is not None:
+        scores += mask
+    if scoring.sinks_M is not None:
+        sinks = scoring.sinks_M.view(*q.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = scores.softmax(-1)[..., : k.shape[-2]]
+    return (weights @ v.float()).to(q.dtype)
 
 
 def _sdpa(q_MTD: Tensor, k_GKD: Tensor, v_GKD: Tensor, seen: Tensor | None, scale: float) -> Tensor:
@@ -173,7 +213,8 @@ def _decode_batch(rows: NDArray[np.int64], group: GroupStep, first_keys: NDArray
     index = first_page[:, None] + np.arange(most)
     device = group.table_SP.device
     held = torch.from_numpy(np.minimum(index, group.table_SP.shape[1] - 1)).to(device)
-    pages = group.table_SP[torch.from_numpy(rows)].gather(1, held)
+    rows_S = torch.from_numpy(rows).to(device)
+    pages = group.table_SP[rows_S].gather(1, held)
     position = first_page[:, None] * tokens + np.arange(most * tokens)
     seen = (position >= first[:, None]) & (position < end[:, None])
     common = np.flatnonzero(seen.all(0))
@@ -184,6 +225,6 @@ def _decode_batch(rows: NDArray[np.int64], group: GroupStep, first_keys: NDArray
                    if part.start < part.stop)
     mask = torch.zeros(seen.shape, device=device).masked_fill_(unseen, -torch.inf) if hidden else None
     whole = rows[-1] - rows[0] + 1 == len(rows)
-    return DecodeBatch(rows=slice(int(rows[0]), int(rows[-1]) + 1) if whole else torch.from_numpy(rows),
+    return DecodeBatch(rows=slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows_S,
                        pages=pages.flatten(), num_rows=len(rows),
                        mask=None if mask is None else mask[:, None, None], hidden=hidden)

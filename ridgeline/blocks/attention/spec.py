@@ -10,10 +10,12 @@ from ridgeline.spec.cost import CostLine, form
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """x + o(attend(rope(qk_norm(qkv(norm(x)))))).
+    """x + o(attend(rope(qk_norm(qkv(norm(x)))))), or x + post_norm(o(...)).
 
     head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full
-    attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise).
+    attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise). softcap: scores s
+    become softcap * tanh(s / softcap), before the mask (Gemma 2). sinks: a learnt score a head stands in the
+    softmax beside the keys' and takes its share to nothing (GPT-OSS).
     """
 
     hidden_size: int
@@ -27,6 +29,9 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    post_norm: bool = False
+    softcap: float | None = None
+    sinks: bool = False
 
     @property
     def kind(self) -> str:
@@ -49,10 +54,14 @@ class AttentionSpec:
         if self.qk_norm:
             found += [ParamSpec(name="q_norm.weight", shape=(self.head_dim,), role="norm"),
                       ParamSpec(name="k_norm.weight", shape=(self.head_dim,), role="norm")]
+        if self.sinks:
+            found.append(ParamSpec(name="sinks", shape=(self.num_heads,), role="scalar", shard=0))
         found.append(ParamSpec(name="out.weight", shape=(self.hidden_size, self.q_size), role="linear",
                                shard=1))
         if self.out_bias:
             found.append(ParamSpec(name="out.bias", shape=(self.hidden_size,), role="bias"))
+        if self.post_norm:
+            found.append(ParamSpec(name="post_norm.weight", shape=(self.hidden_size,), role="norm"))
         return tuple(found)
 
     def cost(self) -> tuple[CostLine, ...]:
@@ -65,9 +74,11 @@ class AttentionSpec:
                      + (("q_norm.weight", "k_norm.weight") if self.qk_norm else ()),
                      cache_written=form(tokens=2.0 * self.kv_size)),
             CostLine(op="attention", flops=form(pairs=4.0 * self.q_size, window=w),
+                     weights=("sinks",) if self.sinks else (),
                      cache_read=form(context=2.0 * self.kv_size, window=w)),
             CostLine(op="out", flops=form(tokens=2.0 * self.q_size * self.hidden_size),
-                     weights=("out.weight",) + (("out.bias",) if self.out_bias else ())),
+                     weights=("out.weight",) + (("out.bias",) if self.out_bias else ())
+                     + (("post_norm.weight",) if self.post_norm else ())),
         )
 
     def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:

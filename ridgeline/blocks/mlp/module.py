@@ -16,7 +16,7 @@ class Mlp:
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         self._gate_up = parts.gated_linear("norm", "gate_up", spec.norm_eps, spec.activation)
-        self._down = parts.linear_add("down")
+        self._down = parts.linear_add("down", "post_norm" if spec.post_norm else None, spec.norm_eps)
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         assert not regions, "a feed-forward block keeps nothing"

@@ -9,13 +9,15 @@ from ridgeline.spec.cost import CostLine, form
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
-    """x + down(act(gate(norm(x))) * up(norm(x))); gate_up holds gate's rows first, then up's."""
+    """x + down(act(gate(norm(x))) * up(norm(x))), or x + post_norm(down(...)); gate_up holds gate's rows
+    first, then up's."""
 
     hidden_size: int
     intermediate_size: int
     norm_eps: float
     activation: str = "silu"
     bias: bool = False
+    post_norm: bool = False
 
     @property
     def kind(self) -> str:
@@ -30,6 +32,8 @@ class MlpSpec:
         found.append(ParamSpec(name="down.weight", shape=(h, f), role="linear", shard=1))
         if self.bias:
             found.append(ParamSpec(name="down.bias", shape=(h,), role="bias"))
+        if self.post_norm:
+            found.append(ParamSpec(name="post_norm.weight", shape=(h,), role="norm"))
         return tuple(found)
 
     def cost(self) -> tuple[CostLine, ...]:
@@ -38,7 +42,8 @@ class MlpSpec:
             CostLine(op="gate_up", flops=form(tokens=4.0 * h * f),
                      weights=("norm.weight", "gate_up.weight") + (("gate_up.bias",) if self.bias else ())),
             CostLine(op="down", flops=form(tokens=2.0 * h * f),
-                     weights=("down.weight",) + (("down.bias",) if self.bias else ())),
+                     weights=("down.weight",) + (("down.bias",) if self.bias else ())
+                     + (("post_norm.weight",) if self.post_norm else ())),
         )
 
     def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:

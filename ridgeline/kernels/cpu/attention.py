@@ -104,11 +104,12 @@ def fused_attention(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, M, D] float32. qkv_TND holds queries, keys and values before norm and rotation; N there is M + 2 G.
 
     Writes the new keys and values. Keys that a token does not see may hold anything, NaN included, unless
-    they are later tokens' of its own run.
+    they are later tokens' of its own run. sinks [M] float32: see blocks/attention/spec.py.
     """
     num_rows, heads_all, dim = qkv_TND.shape
     kv_heads, held, threads = entries.shape[3], native.room(num_rows), torch.get_num_threads()
@@ -126,7 +127,8 @@ def fused_attention(
         threads=threads, scale=scale, eps=eps, chunks=chunks, runs=num_runs, qkv=qkv_TND.data_ptr(),
         cosine=rows.cosine_TR.data_ptr(),
         sine=rows.sine_TR.data_ptr() + 2 * rotary, q_norm=None if q_norm is None else q_norm.data_ptr(),
-        k_norm=None if k_norm is None else k_norm.data_ptr(), position=rows.position_T.data_ptr(),
+        k_norm=None if k_norm is None else k_norm.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(), position=rows.position_T.data_ptr(),
         table=rows.table_SP.data_ptr(), sequence=None if runs is None else runs.sequence_T.data_ptr(),
         run_start=None if runs is None else runs.start.data_ptr(), keys=entries.data_ptr(),
         values=entries.data_ptr() + entries.element_size() * entries.stride(2), out=out.data_ptr(),
@@ -134,5 +136,5 @@ def fused_attention(
         qkv_stride=qkv_TND.stride(0), angle_stride=rows.cosine_TR.stride(0),
         table_stride=rows.table_SP.stride(0), page_stride=entries.stride(0), slot_stride=entries.stride(1),
         head_stride=entries.stride(3))
-    native.attend(call, (qkv_TND, rows, q_norm, k_norm, entries, out, room))
+    native.attend(call, (qkv_TND, rows, q_norm, k_norm, sinks, entries, out, room))
     return out

@@ -31,8 +31,8 @@ class Attention(c.Structure):
 
     _fields_ = _fields("int rows heads kv_heads head_dim rotary_dim bf16 block_size window threads",
                        "float scale eps", "int chunks runs",
-                       "pointer qkv cosine sine q_norm k_norm position table sequence run_start keys values",
-                       "pointer out queries partial",
+                       "pointer qkv cosine sine q_norm k_norm sinks position table sequence run_start keys",
+                       "pointer values out queries partial",
                        "long qkv_stride angle_stride table_stride page_stride slot_stride head_stride")
 
 

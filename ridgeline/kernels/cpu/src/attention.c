@@ -292,6 +292,11 @@ static void fold(float *acc, const float *part, int group, int dim) {
 static void finish(const rl_attention *a, const piece *s, const float *acc) {
     for (int g = 0; g < s->group; g++, acc += a->head_dim + HEAD) {
         float inverse = 1.f / acc[1], *out = a->out + query_of(a, s, g) * a->head_dim;
+        if (a->sinks) {
+            float sink = a->sinks[query_of(a, s, g) % a->heads], largest = acc[0] > sink ? acc[0] : sink;
+            float gain = exp8(all8(acc[0] - largest))[0];
+            inverse = gain / (acc[1] * gain + exp8(all8(sink - largest))[0]);
+        }
         for (int i = 0; i < a->head_dim; i++) out[i] = acc[HEAD + i] * inverse;
     }
 }

@@ -29,6 +29,7 @@ typedef struct {
     const float *qkv;                /* [rows, heads + 2 kv_heads, head_dim], qkv_stride floats a row */
     const float *cosine, *sine;      /* [rows, >= rotary_dim / 2], angle_stride floats a row */
     const float *q_norm, *k_norm;    /* [head_dim] or NULL */
+    const float *sinks;              /* [heads] or NULL: the score of a key more, whose value is zero */
     const int32_t *position, *table; /* [rows]; [sequences, table_stride] pages */
     const int32_t *sequence;         /* [rows]: each row's table, NULL where row i has table i */
     const int32_t *run_start;        /* [runs + 1]: successive tokens of a sequence that attend together, at
