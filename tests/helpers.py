@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
@@ -34,6 +35,34 @@ def tiny_spec(*, num_layers: int = 2, hidden_size: int = 32, num_heads: int = 4,
     return ModelSpec(family="llama", hidden_size=hidden_size, vocab_size=vocab_size,
                      max_position=max_position, norm_eps=1e-5, tied_embeddings=tied, layers=layers,
                      dtype="float32", eos_token_ids=(2,))
+
+
+def tiny_mixture() -> ModelSpec:
+    """The tiny decoder with windows between full layers, sinks, and experts in groups beside a shared one."""
+    spec, router = tiny_spec(windows=(9, None)), RouterSpec(
+        num_experts=8, top_k=3, num_groups=4, top_groups=2, score="sigmoid", choice_bias=True, group_best=2)
+    moe = MoeSpec(hidden_size=32, intermediate_size=24, norm_eps=1e-5, router=router, shared_size=16,
+                  shared_gate=True)
+    return _rebuilt(spec, moe, sinks=True)
+
+
+def tiny_capped() -> ModelSpec:
+    """The tiny decoder with Gemma's windows, capped scores and norms on both sides of each block."""
+    spec = tiny_spec(num_layers=3, windows=(9, 9, None), qk_norm=True)
+    mlp = MlpSpec(hidden_size=32, intermediate_size=48, norm_eps=1e-5, activation="gelu_tanh", post_norm=True)
+    spec = _rebuilt(spec, mlp, softcap=2.0, post_norm=True)
+    return replace(spec, embed_multiplier=2.0, logits_softcap=20.0)
+
+
+def _rebuilt(spec: ModelSpec, feed: MlpSpec | MoeSpec, *, sinks: bool = False, post_norm: bool = False,
+             softcap: float | None = None) -> ModelSpec:
+    layers = []
+    for layer in spec.layers:
+        (_, attention), _ = layer.blocks
+        assert isinstance(attention, AttentionSpec)
+        mine = replace(attention, sinks=sinks, post_norm=post_norm, softcap=softcap)
+        layers.append(LayerSpec(blocks=(("attn", mine), ("feed", feed))))
+    return replace(spec, layers=tuple(layers))
 
 
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:

@@ -12,7 +12,9 @@ from ridgeline.models.files.gguf import GgufFile, StringArray
 from ridgeline.models.files.stored import StoredTensor, read_floats
 from ridgeline.models.read import ConfigReader
 
-ARCHITECTURES = Table("GGUF architecture", {name: name for name in ("llama", "qwen2", "qwen3", "phi3")})
+ARCHITECTURES = Table("GGUF architecture", {  # -> model_type
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe"})
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _END_OF_TURN = frozenset({b"<|im_end|>", b"<|eot_id|>", b"<|eom_id|>", b"<|end|>"})
 _CONTROL = 3  # in tokenizer.ggml.token_type
@@ -20,7 +22,8 @@ _CONTROL = 3  # in tokenizer.ggml.token_type
 
 def gguf_config(file: GgufFile) -> dict[str, object]:
     """The model's config as config.json spells it. ConfigError for an architecture or key we do not have."""
-    arch = ARCHITECTURES[str(file.metadata.get("general.architecture"))]
+    arch = str(file.metadata.get("general.architecture"))
+    family = ARCHITECTURES[arch]
     prefix = f"{arch}."
     fields = {k.removeprefix(prefix): value for k, value in file.metadata.items() if k.startswith(prefix)}
     reader = ConfigReader(fields, f"{file.path.name}: {arch}")
@@ -33,10 +36,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     head_dim = reader.size("attention.key_length", hidden // heads)
     if reader.integer("attention.value_length", head_dim) != head_dim:
         raise reader.refuse("attention.value_length", f"not supported: differs from key_length {head_dim}")
-    if reader.optional_integer("expert_count"):
-        raise reader.refuse("expert_count", "mixtures of experts are not supported in this family")
     config: dict[str, object] = {
-        "model_type": arch, "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim,
+        "model_type": family, "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim,
         "num_key_value_heads": reader.integer("attention.head_count_kv", heads),
         "num_hidden_layers": reader.integer("block_count"),
         "intermediate_size": reader.integer("feed_forward_length"),
@@ -47,7 +48,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "eos_token_id": list(dict.fromkeys(_end_ids(file.metadata))),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
-    } | _family_fields(arch, reader, file.tensors)
+    } | _family_fields(arch, reader, file.tensors) | _experts(arch, reader)
     reader.finish()
     return config
 
@@ -68,10 +69,29 @@ def _family_fields(arch: str, reader: ConfigReader, tensors: Mapping[str, Stored
         fields["sliding_window"] = window
         if arch == "llama" and window:
             fields["model_type"] = "mistral"
-    if arch != "qwen2":  # its bias is a matter of course
+    if not arch.startswith("qwen2"):  # its bias is a matter of course
         fields["attention_bias"] = "blk.0.attn_q.bias" in tensors
     fields["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
     return fields
+
+
+def _experts(arch: str, reader: ConfigReader) -> dict[str, object]:
+    """Of a mixture; llama with experts is mixtral. A file that does not say whether weights are made to sum
+    to one means that they are in qwen3moe, and are not in qwen2moe."""
+    count = reader.optional_integer("expert_count") or 0
+    fields: dict[str, object] = {"num_experts_per_tok": reader.optional_integer("expert_used_count")}
+    inner = reader.optional_integer("expert_feed_forward_length")
+    if not count:
+        return {}
+    if arch == "llama":
+        return fields | {"model_type": "mixtral", "num_local_experts": count} | (
+            {"intermediate_size": inner} if inner else {})
+    if arch not in ("qwen2moe", "qwen3moe"):
+        raise reader.refuse("expert_count", "mixtures of experts are not supported in this family")
+    return fields | {
+        "num_experts": count, "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": reader.optional_integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": reader.flag("expert_weights_norm", arch == "qwen3moe")}
 
 
 def _rope(reader: ConfigReader, tensors: Mapping[str, StoredTensor], head_dim: int) -> dict[str, object]:

@@ -24,7 +24,12 @@ class GptOss(Dense):
         stored = config.section("quantization_config")
         config.inert((*TRAINING, "experts_per_token", "initial_context_length"))
         spec = Dense.spec(self, config)
-        return spec if stored is None else replace(spec, stored_as=stored.text("quant_method"))
+        if stored is None:
+            return spec
+        stored.inert(("modules_to_not_convert",))
+        spec = replace(spec, stored_as=stored.text("quant_method"))
+        stored.finish()
+        return spec
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """See Dense."""

@@ -71,6 +71,24 @@ def _qwen3_moe(*sizes: int, inner: int) -> Config:
                   moe_intermediate_size=inner, norm_topk_prob=True)
 
 
+def _gemma3(*sizes: int, scalar: int = 256, head_dim: int = 256, window: int = 1024, context: int = 131072,
+            vocab: int = 262208) -> Config:
+    config = _shape("gemma3_text", sizes, vocab=vocab, context=context, theta=1_000_000.0, eps=1e-6, bos=2,
+                    eos=[1, 106], tied=True, pad_token_id=0, head_dim=head_dim, sliding_window=window,
+                    rope_local_base_freq=10_000.0, query_pre_attn_scalar=scalar, sliding_window_pattern=6)
+    factor = {"rope_type": "linear", "factor": 8.0} if vocab == 262208 else None
+    return {**config, "rope_scaling": factor, "hidden_act": None}
+
+
+def _gpt_oss(layers: int, experts: int) -> Config:
+    scaling = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+               "original_max_position_embeddings": 4096}
+    return _shape("gpt_oss", (2880, 2880, layers, 64, 8), vocab=201088, context=131072, theta=150_000.0,
+                  eps=1e-5, bos=199998, eos=[200002, 199999, 200012], pad_token_id=199999, head_dim=64,
+                  rope_scaling=scaling, num_local_experts=experts, num_experts_per_tok=4, sliding_window=128,
+                  attention_bias=True)
+
+
 SHAPES: Mapping[str, Config] = {
     "llama-2-7b": _llama2(4096, 11008, 32, 32, 32),
     "llama-2-13b": _llama2(5120, 13824, 40, 40, 40),
@@ -105,6 +123,13 @@ SHAPES: Mapping[str, Config] = {
     "mixtral-8x22b": _mixtral(6144, 16384, 56, 48, 8, vocab=32768),
     "qwen3-30b-a3b": _qwen3_moe(2048, 6144, 48, 32, 4, inner=768),
     "qwen3-235b-a22b": _qwen3_moe(4096, 12288, 94, 64, 4, inner=1536),
+    "gemma-3-270m": _gemma3(640, 2048, 18, 4, 1, window=512, context=32768, vocab=262144),
+    "gemma-3-1b": _gemma3(1152, 6912, 26, 4, 1, window=512, context=32768, vocab=262144),
+    "gemma-3-4b": _gemma3(2560, 10240, 34, 8, 4),
+    "gemma-3-12b": _gemma3(3840, 15360, 48, 16, 8),
+    "gemma-3-27b": _gemma3(5376, 21504, 62, 32, 16, scalar=168, head_dim=128),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "phi-3-mini": _phi3(3072, 8192, 32, 32, 32),
     "phi-3-medium": _phi3(5120, 17920, 40, 40, 10),
 }

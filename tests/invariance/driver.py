@@ -25,11 +25,12 @@ from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers import tiny_spec, tiny_weights
+from tests.helpers import tiny_capped, tiny_mixture, tiny_spec, tiny_weights
 
 NEAR = 1e-3
 MOST_EXCUSED = 0.02
-MODELS: dict[str, tuple[int | None, ...]] = {"dense": (None,), "mixed": (None, 9)}
+MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9)),
+                                "mixture": tiny_mixture(), "capped": tiny_capped()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,8 @@ class Run:
 class Tiny:
     """One tiny model, run under any setup. The texts that requests have alone are kept."""
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
-        self.spec: ModelSpec = tiny_spec(windows=windows)
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
         self.model: Model = build_model(self.spec, tiny_weights(self.spec), torch.float32)
         self._alone: dict[str, Text] = {}
 

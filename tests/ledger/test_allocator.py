@@ -35,3 +35,28 @@ def test_as_many_sequences_fit_as_were_planned() -> None:
         assert manager.reserve(seq, 500)
     manager.open(9999, [1] * 500)
     assert not manager.reserve(9999, 500)
+
+
+@pytest.mark.parametrize(("name", "window"), [("gemma-3-4b", 1024), ("gpt-oss-20b", 128)])
+def test_windowed_layers_take_the_same_bytes_at_any_length(name: str, window: int) -> None:
+    """Three lengths past the window: full layers grow with the text, windowed ones hold their last window
+    only, what the plan promises is what is held, and a hit needs no more of them."""
+    spec, seen = shape(name), []
+    layout = plan_layout(spec.cache(2), block_tokens=16)
+    windowed = next(i for i, group in enumerate(layout.groups) if group.window_tokens == window)
+    tokens = list(range(3 * window))
+    manager = KVManager(layout, num_pages=20_000)
+    manager.open(1, tokens)
+    for end in range(8, len(tokens) + 1, 8):
+        assert manager.reserve(1, end)
+        manager.commit(1, end, tokens)
+        if end in (window + 8, 2 * window + 8, 3 * window):
+            held = [sum(manager.page_of(1, i, at) > 0 for at in range(0, end, group.tokens_per_page))
+                    for i, group in enumerate(layout.groups)]
+            assert sum(held) == manager.num_used_pages
+            assert abs(sum(held) - layout.pages_for(end)) <= 1  # a window may lie on one page less
+            seen.append(held[windowed])
+    assert max(seen) - min(seen) <= 1
+    manager.release(1)
+    whole = max(group.tokens_per_page for group in layout.groups)
+    assert manager.open(2, [*tokens, 1]) == len(tokens) // whole * whole

@@ -308,7 +308,7 @@ def test_gguf_refusals(tmp_path: Path) -> None:
     """Protects: other architectures, unknown keys, experts and unequal head widths are refused by name."""
     for metadata, words in (
         ({"attention.clamp_kqv": 3.0}, "unknown field attention.clamp_kqv"),
-        ({"expert_count": 8}, "expert_count = 8: mixtures"),
+        ({"expert_count": 8}, "num_experts_per_tok is missing"),
         ({"attention.key_length": 8, "attention.value_length": 4}, "differs from key_length 8"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -10,6 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.models.families import model_spec, weight_sources
+from ridgeline.models.gguf_config import ARCHITECTURES
 from ridgeline.models.shapes import SHAPES
 from ridgeline.spec.model import ModelSpec
 
@@ -229,6 +230,10 @@ def test_tokens_and_dtype() -> None:
         ("qwen3-8b", 8.191),
         ("mistral-7b", 7.248),
         ("phi-3-mini", 3.821),
+        ("gemma-3-270m", 0.2681),
+        ("gemma-3-1b", 0.9999),
+        ("gpt-oss-20b", 20.9148),
+        ("gpt-oss-120b", 116.8292),
     ],
 )
 def test_published_shapes_have_the_published_size(name: str, billions: float) -> None:
@@ -236,12 +241,15 @@ def test_published_shapes_have_the_published_size(name: str, billions: float) ->
     assert model_spec(SHAPES[name], name).num_params / 1e9 == pytest.approx(billions, abs=6e-4)
 
 
+GGUF_TYPES = {*(ARCHITECTURES[name] for name in ARCHITECTURES), "mistral", "mixtral"}  # what a file may be
+
+
 def test_every_weight_of_every_shape_has_a_source() -> None:
-    """Protects: names for all parameters, in both formats, with rows that add up; q and k of llama GGUF in
-    pairs."""
+    """Protects: names for all parameters, in both formats where we read both, with rows that add up; q and k
+    of llama GGUF in pairs."""
     for name, config in SHAPES.items():
         of = replace(model_spec(config, name), layers=model_spec(config, name).layers[:1])
-        for gguf in (False, True):
+        for gguf in (False, True) if config["model_type"] in GGUF_TYPES else (False,):
             sources = weight_sources(of, gguf=gguf)
             for full, param in of.params():
                 source, shape = sources[full], param.shape

@@ -106,6 +106,17 @@ def write_gguf(
     for name in ("short", "long") if config.rope_parameters["rope_type"] == "longrope" else ():
         factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
         writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    if getattr(config, "num_experts_per_tok", 0):
+        inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        writer.add_expert_count(config.num_local_experts if arch != "qwen2moe" else config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(inner)
+        if hasattr(config, "shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+        for i in range(config.num_hidden_layers):
+            fused = state.pop(f"model.layers.{i}.mlp.experts.gate_up_proj")
+            _add(writer, f"blk.{i}.ffn_gate_exps.weight", fused[:, :inner].copy(), kind)
+            _add(writer, f"blk.{i}.ffn_up_exps.weight", fused[:, inner:].copy(), kind)
     for theirs, ours in _names(config.num_hidden_layers, arch).items():
         if theirs in state and not (theirs == "lm_head.weight" and config.tie_word_embeddings):
             _add(writer, ours, _rows(ours, state[theirs], arch, config), kind)
@@ -131,6 +142,9 @@ def _names(num_layers: int, arch: str) -> dict[str, str]:
         "mlp.down_proj": "ffn_down",
         "input_layernorm": "attn_norm",
         "post_attention_layernorm": "ffn_norm",
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+        **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     }
     names = {
         "model.embed_tokens.weight": "token_embd.weight",
@@ -143,6 +157,7 @@ def _names(num_layers: int, arch: str) -> dict[str, str]:
             for theirs, ours in leaves.items()
             for leaf in ("weight", "bias")
         }
+        names[f"model.layers.{i}.mlp.experts.down_proj"] = f"blk.{i}.ffn_down_exps.weight"
     return names
 
 
@@ -157,7 +172,7 @@ def _rows(
 
 
 def _add(writer: GGUFWriter, name: str, array: NDArray[np.float32], kind: str) -> None:
-    if array.ndim == 1 or kind == "F32":
+    if array.ndim == 1 or kind == "F32" or "gate_inp" in name:
         writer.add_tensor(name, array)
     elif kind == "F16":
         writer.add_tensor(name, array.astype(np.float16))

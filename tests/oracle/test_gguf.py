@@ -9,9 +9,17 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.engine.numerics import choose_numerics
+from ridgeline.engine.startup import Startup
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.nn.load import load_weights
+from ridgeline.quant.stack import Stack
 from tests.oracle.ours import Ours
 from tests.oracle.reference import reference_logits, reference_model, write_gguf
-from tests.oracle.test_families import GQA, LLAMA3, LONGROPE, TOLERANCE, YARN, scaled, text
+from tests.oracle.test_families import EXPERTS, GQA, LLAMA3, LONGROPE, TOLERANCE, YARN, scaled, text
+from tests.quant.blocks import kernels
 
 CASES: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
     "llama": ("LlamaForCausalLM", "llama", GQA, {}),
@@ -38,6 +46,19 @@ CASES: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
     ),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", GQA | {"head_dim": 32, "tie_word_embeddings": True}, {}),
+    "mixtral": ("MixtralForCausalLM", "llama", GQA | {"sliding_window": None, **EXPERTS}, {}),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        "qwen2moe",
+        GQA | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, **EXPERTS},
+        {},
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        "qwen3moe",
+        GQA | {"head_dim": 16, "moe_intermediate_size": 32, "norm_topk_prob": True, **EXPERTS},
+        {},
+    ),
     "phi-3 longrope": (
         "Phi3ForCausalLM",
         "phi3",
@@ -61,6 +82,23 @@ def test_float32_file_equals_the_reference(tmp_path: Path, case: str) -> None:
     write_gguf(model, tmp_path / "m.gguf", arch, "F32", metadata)
     ours = Ours(tmp_path / "m.gguf")
     assert (ours.logits(text(77)) - reference_logits(model, text(77))).abs().max() < TOLERANCE
+
+
+def test_experts_stay_packed(tmp_path: Path) -> None:
+    """Protects: a stack of quantized experts is packed matrix by matrix, says what the same numbers say
+    unpacked, and comes back from the cache of repacked weights to the bit."""
+    kernels()
+    fields = GQA | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, **EXPERTS}
+    write_gguf(reference_model("Qwen2MoeForCausalLM", **fields), tmp_path / "m.gguf", "qwen2moe", "Q8_0")
+    ours, checkpoint = Ours(tmp_path / "m.gguf"), open_checkpoint(tmp_path / "m.gguf")
+    plain = ours.logits(text(40), [33, *[1] * 7])
+    numerics = choose_numerics(EngineConfig(), checkpoint, Startup(WallClock()))
+    found = []
+    for _ in range(2):
+        ours.weights = load_weights(checkpoint, numerics.policy, progress=False, cache_dir=tmp_path / "cache")
+        assert isinstance(ours.weights["layers.0.moe.gate_up.weight"], Stack)
+        found.append(ours.logits(text(40), [33, *[1] * 7]))
+    assert (found[0] - plain).abs().max() < 5e-3 and torch.equal(*found)
 
 
 def logprob_gap(a: Tensor, b: Tensor, ids: list[int]) -> float:
