@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GIB, format_bytes
+from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
+from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
 
@@ -57,10 +59,17 @@ class GpuRoom:
 def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
     sampling makes of them."""
-    widest = max(2 * sum(param.shape[0] for param in block.params() if len(param.shape) == 2)
-                 for layer in spec.layers for _, block in layer.blocks)
+    widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
     return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
             + num_seqs * spec.vocab_size * 4 * _LOGITS)
+
+
+def _width(block: BlockSpec) -> int:
+    """Numbers that a block's products take for one token; experts hold each token top_k times."""
+    width = 2 * sum(param.shape[0] for param in block.params() if len(param.shape) == 2)
+    if isinstance(block, MoeSpec):
+        width += block.router.top_k * 2 * (block.hidden_size + block.intermediate_size)
+    return width
 
 
 def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:

@@ -49,9 +49,9 @@ class Source:
         return {name for part in self.parts for name in (part.name, part.scales) if name}
 
 
-def one(name: str) -> Source:
-    """A weight that the checkpoint holds as it is."""
-    return Source(parts=(Part(name=name),))
+def one(name: str, added: float = 0.0) -> Source:
+    """A weight that the checkpoint holds as it is, less `added`."""
+    return Source(parts=(Part(name=name),), added=added)
 
 
 def stacked(names: Sequence[str], rows: Sequence[int], interleaved_heads: Sequence[int] = ()) -> Source:
@@ -65,13 +65,3 @@ def row_order(rows: int, heads: int) -> list[int]:
     """Stored row of each of our rows, for a part with interleaved heads."""
     half = rows // heads // 2
     return [2 * (half * head + i) + side for head in range(heads) for side in (0, 1) for i in range(half)]
-
-
-def experts(gate_up: Sequence[tuple[str, str]], down: Sequence[str], width: int) -> tuple[Source, Source]:
-    """The gate_up and down stacks of experts that the checkpoint holds one by one.
-
-    gate_up: (gate, up) tensor names of each expert; width: rows of a gate.
-    """
-    pairs = tuple(Part(name=name, rows=width) for pair in gate_up for name in pair)
-    return (Source(parts=pairs, matrices=len(gate_up)),
-            Source(parts=tuple(Part(name=name) for name in down), matrices=len(down)))

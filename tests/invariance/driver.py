@@ -29,8 +29,8 @@ from tests.helpers import tiny_capped, tiny_mixture, tiny_spec, tiny_weights
 
 NEAR = 1e-3
 MOST_EXCUSED = 0.02
-MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9)),
-                                "mixture": tiny_mixture(), "capped": tiny_capped()}
+MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9))}
+KINDS: dict[str, ModelSpec] = {"mixture": tiny_mixture(), "capped": tiny_capped()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tokens_of
-from tests.invariance.driver import MODELS, Job, Run, Setup, Tally, Tiny
+from tests.invariance.driver import KINDS, MODELS, Job, Run, Setup, Tally, Tiny
 
 BASES = tuple(tuple(tokens_of(60, seed=seed).tolist()) for seed in range(2))
 
@@ -100,10 +100,22 @@ def test_without_a_cache(tiny: Tiny) -> None:
     check(tiny, "naive", st.just(Setup(cache=False)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds(kind: str) -> None:
+    """Other blocks, all ways at once: chunked, hit, forked within a block, preempted and resumed."""
+    torch.set_num_threads(1)
+    setups = st.builds(Setup, num_pages=st.just(34), depth=st.integers(1, 2), prefix_caching=st.just(True),
+                       max_step_tokens=st.sampled_from([13, 512]))
+    sums = check(Tiny(KINDS[kind]), kind, setups, one=jobs(n=2, most_prompt=20, least_output=15),
+                 least_jobs=4, examples=2)
+    assert sums["num_preemptions"] > 0 and sums["num_cached_tokens"] > 0
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_everything_at_once(tiny: Tiny) -> None:
+@pytest.mark.parametrize("name", [*MODELS, *KINDS])
+def test_everything_at_once(name: str) -> None:
     setups = st.builds(Setup, num_pages=st.integers(40, 120), depth=st.integers(1, 2),
                        num_rows=st.integers(1, 6), prefix_caching=st.booleans(),
                        max_step_tokens=st.integers(6, 200))
-    check(tiny, "everything", setups, one=jobs(n=2), examples=300)
+    check(Tiny((MODELS | KINDS)[name]), "everything", setups, one=jobs(n=2), examples=300)

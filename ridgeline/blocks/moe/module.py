@@ -65,7 +65,7 @@ class Moe:
         spec, chosen_P = self._spec.router, experts_TK.flatten()
         order_P = chosen_P.argsort(stable=True)
         sorted_PH = h_TH[order_P // spec.top_k]
-        results_PH = torch.empty_like(sorted_PH)
+        by_token_PH = torch.empty_like(sorted_PH)
         counts_2E = torch.stack((chosen_P.bincount(minlength=spec.num_experts),
                                  chosen_P[: num_decodes * spec.top_k].bincount(minlength=spec.num_experts)))
         begin = 0
@@ -73,13 +73,11 @@ class Moe:
             if count:
                 rows = slice(begin, begin + count)
                 inner = gated(self._gate_up[expert](sorted_PH[rows], decodes), self._spec.activation)
-                results_PH[rows] = self._down[expert](inner, decodes)
+                by_token_PH[order_P[rows]] = self._down[expert](inner, decodes)
                 self._num_read += 1
                 begin += count
-        by_token_PH = torch.empty_like(results_PH)
-        by_token_PH[order_P] = results_PH
-        weighted_TKH = by_token_PH.view(*experts_TK.shape, -1) * weights_TK[..., None].to(results_PH.dtype)
-        return weighted_TKH.sum(1)
+        by_token_TKH = by_token_PH.view(*experts_TK.shape, -1)
+        return by_token_TKH.mul_(weights_TK[..., None].to(h_TH.dtype)).sum(1)
 
     def _shared(self, h_TH: Tensor, num_decodes: int) -> Tensor:
         inner = gated(self._shared_gate_up(h_TH, num_decodes), self._spec.activation)
