@@ -45,6 +45,25 @@ def windows(of: ModelSpec) -> list[int | None]:
     return [attention(of, i).window_tokens for i in range(len(of.layers))]
 
 
+def test_variants_of_mixtures_windows_and_quantizations_are_refused_by_name() -> None:
+    """Protects: what a family does not compute is refused with the field and what is supported."""
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    oss = {"num_local_experts": 8, "quantization_config": {"quant_method": "mxfp4"}}
+    for family, fields, words in (
+        ("qwen3_moe", {**moe, "use_sliding_window": True}, "use_sliding_window = True: not.*False is"),
+        ("qwen3_moe", {"num_experts": 8}, "num_experts_per_tok is missing"),
+        ("mixtral", {"hidden_act": "gelu"}, "hidden_act = 'gelu': not supported.*silu is"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True: not"),
+        ("gemma3_text", {"hidden_activation": "relu"}, "hidden_activation = 'relu': not.*gelu_tanh is"),
+        ("gpt_oss", {**oss, "swiglu_limit": 5.0}, "swiglu_limit = 5.0: not supported.*7.0 is"),
+        ("gpt_oss", {**oss, "quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
+        ("mixtral", {"quantization_config": {"quant_method": "mxfp4"}}, r"quantized \(mxfp4\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            spec(family, **fields)
+    assert spec("gpt_oss", **oss).stored_as == "mxfp4"
+
+
 def test_unknown_fields_are_refused_unless_none_or_false() -> None:
     """Protects: a field that we ignore never changes a model silently, and the error names the way out."""
     spec(strange=None, odd=False)
