@@ -22,7 +22,8 @@ class Gemma(Dense):
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """See Dense. Embeddings are multiplied by the root of their width."""
-        config.inert(("_sliding_window_pattern", "cache_implementation", "hidden_act"))
+        config.inert(("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation",
+                      "hidden_act"))
         config.fixed("use_bidirectional_attention", False)
         softcap = self._softcap(config, "final_logit_softcapping", self.softcaps[1])
         spec = Dense.spec(self, config)
