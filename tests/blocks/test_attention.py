@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import QUERY_BLOCK, Scoring, paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import Scoring, paged_attention
+from ridgeline.blocks.paged import QUERY_BLOCK, plan_attention
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 
 torch.set_num_threads(1)

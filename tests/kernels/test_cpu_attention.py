@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import Scoring, paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import Scoring, paged_attention
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
+from ridgeline.blocks.paged import plan_attention
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 from ridgeline.kernels.cpu.attention import Runs, TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native

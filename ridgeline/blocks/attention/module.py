@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.reference import AttentionPlan, Scoring, paged_attention, plan_attention
+from ridgeline.blocks.attention.reference import Scoring, paged_attention
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
+from ridgeline.blocks.paged import AttentionPlan, plan_attention
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
 from ridgeline.kernels.cpu.attention import TokenRows, fits, fused_attention, runs_of
