@@ -10,7 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
-from ridgeline.spec.cost import CONTEXT, DISTINCT, PAIRS, Form, Router, StepSums, Term, add, form, scale
+from ridgeline.spec.cost import (
+    ALONE,
+    ALONE_KEYS,
+    CONTEXT,
+    DISTINCT,
+    PAIRS,
+    Form,
+    Router,
+    StepSums,
+    Term,
+    add,
+    form,
+    scale,
+)
 from ridgeline.spec.model import ModelSpec
 
 WeightBytes = Callable[[str, ParamSpec], float]
@@ -67,6 +80,11 @@ class Account:
                 if name == DISTINCT and isinstance(of, tuple):
                     found[of] = found.get(of, 0) + line.count
         return found
+
+    @property
+    def alone(self) -> bool:
+        """True when a line counts rows of one token apart."""
+        return any(name in (ALONE, ALONE_KEYS) for name, _ in self._terms())
 
     def _terms(self) -> list[Term]:
         return [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.spec.cost import (
+    ALONE,
+    ALONE_KEYS,
     CONTEXT,
     DISTINCT,
     ONE,
@@ -57,16 +59,20 @@ class Summer:
     """Sums of steps as vectors over a fixed order of terms.
 
     windows: the attention windows of the model, None for full attention. A query at position t sees
-    min(t + 1, window) keys (`spec.cache.Window`). routers: those of its mixtures of experts.
+    min(t + 1, window) keys (`spec.cache.Window`). routers: those of its mixtures of experts. alone:
+    whether rows of one token are counted apart too.
     """
 
-    def __init__(self, windows: Iterable[int | None], routers: Iterable[Router] = ()) -> None:
+    def __init__(self, windows: Iterable[int | None], routers: Iterable[Router] = (), *,
+                 alone: bool = False) -> None:
         self.windows = tuple(dict.fromkeys(windows))
         self._bounded = tuple(window for window in self.windows if window is not None)
         pairs = tuple((name, window) for window in self.windows for name in (PAIRS, CONTEXT))
         self._routers = tuple(dict.fromkeys(routers))
         chosen = tuple((DISTINCT, router) for router in self._routers)
-        self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs + chosen
+        self._alone = alone
+        apart = ((ALONE, None), (ALONE_KEYS, None)) if alone else ()
+        self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs + chosen + apart
 
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:
         """The sums [S] in the order of `terms`; exact below 2**53."""
@@ -80,6 +86,10 @@ class Summer:
                 tokens += self._later_tokens(start_R[chunks].tolist(), count_R[chunks].tolist(), seen)
         if self._routers:
             seen = [*seen, *(expected_distinct(router, tokens) for router in self._routers)]
+        if self._alone:
+            single_R = count_R == 1
+            single = float(np.count_nonzero(single_R))
+            seen = [*seen, single, float(start_R.dot(single_R)) + single]
         return np.array([1.0, tokens, rows, float(projected), float(projected > 0), *seen])
 
     def _first_tokens(self, start_R: NDArray[Any], rows: float) -> list[float]:
@@ -134,6 +144,8 @@ class Summer:
             sums_SN[len(_SCALARS) + 2 * i:len(_SCALARS) + 2 * i + 2] = keys_N
         for i, (_, top_k) in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
             sums_SN[i] = top_k
+        if self._alone:
+            sums_SN[-1] = start_N + 1
         return sums_SN
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
@@ -141,4 +153,5 @@ class Summer:
         values = [int(v) for v in self.vector(start, count, projected)]
         seen = values[len(_SCALARS):]
         return StepSums(tokens=values[1], rows=values[2], projected=values[3],
-                        windows={w: (seen[2 * i], seen[2 * i + 1]) for i, w in enumerate(self.windows)})
+                        windows={w: (seen[2 * i], seen[2 * i + 1]) for i, w in enumerate(self.windows)},
+                        alone=seen[-2] if self._alone else 0, alone_keys=seen[-1] if self._alone else 0)

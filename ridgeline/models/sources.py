@@ -12,7 +12,8 @@ class Part:
     file holds as rotary pairs (2i, 2i + 1) instead of (i, i + width / 2), to be put back in order (GGUF files
     of the llama architecture); 0 when in order, 1 for a gate and an up product whose rows alternate. stacked:
     the tensor holds this part of every matrix of a stack, along its first axis. transposed: a matrix of the
-    file is [in, out]. scales: the tensor of scales beside name, where name holds MXFP4 blocks.
+    file is [in, out]. scales: the tensor of scales beside name, where name holds MXFP4 blocks. rotary_rows:
+    how many of a head's rows, its last ones, are interleaved; None for all.
     """
 
     name: str
@@ -21,6 +22,14 @@ class Part:
     stacked: bool = False
     transposed: bool = False
     scales: str = ""
+    rotary_rows: int | None = None
+
+    def order(self, rows: int) -> list[int]:
+        """Stored row of each of our rows, for a part with interleaved heads."""
+        width = rows // self.interleaved_heads
+        plain = 0 if self.rotary_rows is None else width - self.rotary_rows
+        head = [*range(plain), *range(plain, width, 2), *range(plain + 1, width, 2)]
+        return [start + row for start in range(0, rows, width) for row in head]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +68,3 @@ def stacked(names: Sequence[str], rows: Sequence[int], interleaved_heads: Sequen
     heads = interleaved_heads or (0,) * len(names)
     return Source(parts=tuple(Part(name=n, rows=r, interleaved_heads=h)
                               for n, r, h in zip(names, rows, heads, strict=True)))
-
-
-def row_order(rows: int, heads: int) -> list[int]:
-    """Stored row of each of our rows, for a part with interleaved heads."""
-    half = rows // heads // 2
-    return [2 * (half * head + i) + side for head in range(heads) for side in (0, 1) for i in range(half)]

@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.base.errors import CheckpointError
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.files.stored import StoredTensor, map_file
-from ridgeline.models.sources import Part, row_order
+from ridgeline.models.sources import Part
 from ridgeline.nn.dummy import RandomWeights
 from ridgeline.nn.progress import Progress
 from ridgeline.nn.repack import RepackCache
@@ -159,7 +159,7 @@ class _FileWeight:
             if not finite_scales(tensor.format, raw_RB):
                 raise _not_finite(tensor)
             if piece.part.interleaved_heads:
-                raw_RB = raw_RB[row_order(tensor.rows, piece.part.interleaved_heads)]
+                raw_RB = raw_RB[piece.part.order(tensor.rows)]
             found.append(GgufBlocks(kind=tensor.format, columns=tensor.shape[-1], raw_RB=raw_RB))
         return tuple(found)
 
@@ -183,7 +183,7 @@ class _FileWeight:
         """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several threads.
         A transposed tensor is decoded as a whole."""
         part, tensor = piece.part, piece.tensor
-        order = row_order(len(out), part.interleaved_heads) if part.interleaved_heads else None
+        order = part.order(len(out)) if part.interleaved_heads else None
         if part.transposed:
             whole = piece.rows(slice(None)).T
             _copy(out, whole if order is None else whole[order], tensor)

@@ -13,9 +13,10 @@ class ParamSpec:
 
     name: local to the block ("qkv.weight"); the full name is "layers.{i}.{block}.{name}".
     shape: as the module holds it ([out, in] for a linear, [experts, out, in] for a stack of them). role:
-    "linear", "bias", "norm", "embed" or "scalar"; only "linear" (and a head) is ever quantized, and "scalar"
-    is held in float32 whatever the others are (routers, what a sigmoid or an exponential depends on). shard:
-    the axis that tensor parallelism cuts, None to replicate.
+    "linear", "plain" (a matrix that its block needs as a tensor), "bias", "norm", "embed" or "scalar"; only
+    "linear" (and a head) is ever quantized, and "scalar" is held in float32 whatever the others are (routers,
+    what a sigmoid or an exponential depends on). shard: the axis that tensor parallelism cuts, None to
+    replicate.
     """
 
     name: str

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.norm_rope.spec import RopeSpec
+from ridgeline.blocks.norm_rope.spec import RopeSpec, yarn_mscale
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
@@ -71,11 +71,6 @@ def attention_factor(spec: RopeSpec) -> float:
             return yarn_mscale(spec.factor, spec.mscale) / yarn_mscale(spec.factor, spec.mscale_all_dim)
         return yarn_mscale(spec.factor, 1.0)
     return 1.0
-
-
-def yarn_mscale(factor: float, mscale: float) -> float:
-    """0.1 m ln f + 1 (Peng et al. 2023, section 3.4; m from DeepSeek-V2)."""
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Rotary embedding as data; the mathematics is in this room's module."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,11 @@ class RopeSpec:
         if self.kind == "longrope":
             return (self.original_max_position or self.max_position,)
         return range(self.max_position, max_model_len) if self.kind == "dynamic" else ()
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """0.1 m ln f + 1 (Peng et al. 2023, section 3.4; m from DeepSeek-V2)."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def prompt_borders(spec: ModelSpec, max_model_len: int) -> tuple[int, ...]:

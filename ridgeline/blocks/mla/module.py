@@ -1,0 +1,70 @@
+"""The latent attention block over flat tokens. Owns the order norm, down, norms of the latents, rotation,
+cache write, attention, output and residual. Knows no weight format.
+
+Legend: T tokens, H hidden, M heads, C latent width, R rotary width, E = C + R, D query width of a head, U
+rows of a head's keys and values.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.blocks.mla.reference import latent_attention
+from ridgeline.blocks.mla.spec import MlaSpec
+from ridgeline.blocks.norm_rope.module import Rotation
+from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
+from ridgeline.blocks.paged import AttentionPlan, plan_attention
+from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.step import CacheRegion, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaShared:
+    """Once a step for all layers of a share key."""
+
+    cos_TR: Tensor
+    sin_TR: Tensor
+    plan: AttentionPlan
+
+
+class Mla:
+    """x + out(attend(...)); decodes absorb the up-projection, prompt chunks expand it."""
+
+    def __init__(self, spec: MlaSpec, parts: Parts) -> None:
+        self._spec = spec
+        self._down = parts.norm_linear("norm", "down", spec.norm_eps)
+        self._q = None if spec.q_rank is None else parts.norm_linear("q_norm", "q", spec.latent_eps)
+        self._latent_norm_C = parts.tensor("latent_norm.weight")
+        self._up_MUC = parts.tensor("up.weight").unflatten(0, (spec.num_heads, -1))
+        self._out = parts.linear_add("out")
+        self._rotation = Rotation(spec.rope, self._up_MUC.device)
+
+    def bind(self, regions: Sequence[CacheRegion]) -> None:
+        (region,) = regions
+        self._group = region.group
+        self._entries = region.entries(self._spec.entry_dim)
+
+    def share_key(self) -> Hashable:
+        return "mla", self._group, self._spec.rope, self._spec.entry_dim
+
+    def prepare(self, step: Step) -> MlaShared:
+        cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
+        plan = plan_attention(step, step.groups[self._group], self._entries, None)
+        return MlaShared(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
+        assert isinstance(shared, MlaShared)
+        spec, first = self._spec, step.num_decodes
+        q_TX, new_TE = self._down(x_TH, first).split(spec.down_rows, 1)
+        q_TX = q_TX if self._q is None else self._q(q_TX.contiguous(), first)
+        q_TMD = q_TX.unflatten(1, (spec.num_heads, -1))
+        rotary_TMR = rotate(q_TMD[..., spec.nope_dim:], shared.cos_TR, shared.sin_TR)
+        q_TMD = torch.cat((q_TMD[..., :spec.nope_dim], rotary_TMR), -1)
+        latent_TC, key_TR = new_TE.split((spec.latent_dim, spec.rope.rotary_dim), 1)
+        key_T1R = rotate(key_TR[:, None], shared.cos_TR, shared.sin_TR)
+        kept_TE = torch.cat((rms_norm(latent_TC, self._latent_norm_C, spec.latent_eps), key_T1R[:, 0]), 1)
+        out_TMV = latent_attention(q_TMD, kept_TE.to(self._entries.dtype), self._entries, shared.plan,
+                                   self._up_MUC, num_decodes=first, scale=spec.scale)
+        return self._out(out_TMV.flatten(1), x_TH, first)

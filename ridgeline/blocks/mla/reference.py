@@ -1,0 +1,82 @@
+"""Latent attention over pages in plain torch: decodes absorb the up-projection, prompt chunks expand it.
+
+Owns how an entry is laid out: C latent elements, already normed, then the R elements of the rotated key. The
+two ways are the same function: q.(U c) = (U^T q).c, and sum p (V c) = V (sum p c). Absorbed, all heads read
+the entries as they are, as one key whose first C elements are the value; expanded, a pair costs fewer
+products.
+
+Legend: T tokens, S rows, M heads, C latent width, R rotary width, E = C + R, N key width without position,
+D = N + R, V value width, U = N + V, K keys.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from ridgeline.blocks.paged import (
+    AttentionPlan,
+    Chunk,
+    DecodeBatch,
+    chunk_keys,
+    decode_keys,
+    query_blocks,
+    write,
+)
+
+
+def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: AttentionPlan, up_MUC: Tensor, *,
+                     num_decodes: int, scale: float) -> Tensor:
+    """Write the new entries, then attend; returns [T, M, V] in the dtype of q.
+
+    up_MUC: each head's N rows of keys, then V of values. new_TE has the dtype of entries [N, P, E]. The
+    first num_decodes tokens are rows of their own. Entries that a row does not see may hold anything.
+    """
+    write(entries, plan, new_TE)
+    nope = q_TMD.shape[2] + up_MUC.shape[2] - new_TE.shape[1]
+    out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], up_MUC.shape[1] - nope)
+    if num_decodes:
+        q_SME = absorb(q_TMD[:num_decodes], up_MUC[:, :nope])
+        mixed_SMC = q_SME.new_empty(*q_SME.shape[:2], up_MUC.shape[2])
+        for batch in plan.decodes:
+            mixed_SMC[batch.rows] = _absorbed(q_SME[batch.rows], entries, batch, plan.scratch, scale,
+                                              up_MUC.shape[2])
+        values_MSV = torch.bmm(mixed_SMC.transpose(0, 1), up_MUC[:, nope:].transpose(1, 2))
+        out_TMV[:num_decodes] = values_MSV.transpose(0, 1)
+    for chunk in plan.chunks:
+        part = chunk.tokens
+        seen_KE = chunk_keys(entries, chunk, plan.scratch, new_TE[part]).to(q_TMD.dtype)
+        out_TMV[part] = expanded(q_TMD[part], seen_KE, chunk, up_MUC, nope, scale)
+    return out_TMV
+
+
+def absorb(q_SMD: Tensor, key_up_MNC: Tensor) -> Tensor:
+    """[S, M, E]: queries that meet the entries themselves."""
+    nope = key_up_MNC.shape[1]
+    latent_MSC = torch.bmm(q_SMD[..., :nope].transpose(0, 1), key_up_MNC)
+    return torch.cat((latent_MSC.transpose(0, 1), q_SMD[..., nope:]), -1)
+
+
+def _absorbed(q_SME: Tensor, entries: Tensor, batch: DecodeBatch, scratch: Tensor, scale: float,
+              latent: int) -> Tensor:
+    """[S, M, C]: the mean latent that each head sees."""
+    kept_SKE = decode_keys(entries, batch, scratch, q_SME.dtype)
+    scores_SMK = torch.bmm(q_SME * scale, kept_SKE.transpose(1, 2)).float()
+    if batch.mask is not None:
+        scores_SMK += batch.mask[:, 0]
+    return torch.bmm(scores_SMK.softmax(-1).to(q_SME.dtype), kept_SKE[..., :latent])
+
+
+def expanded(q_TMD: Tensor, seen_KE: Tensor, chunk: Chunk, up_MUC: Tensor, nope: int,
+             scale: float) -> Tensor:
+    """[T, M, V] of one row's chunk: its keys and values are made of the latents, head by head."""
+    heads, _, latent = up_MUC.shape
+    kv_KMU = linear(seen_KE[:, :latent], up_MUC.flatten(0, 1)).unflatten(1, (heads, -1))
+    rotary_KMR = seen_KE[:, None, latent:].expand(-1, heads, -1)
+    k_MKD = torch.cat((kv_KMU[..., :nope], rotary_KMR), -1).transpose(0, 1)
+    v_MKV, q_MTD = kv_KMU[..., nope:].transpose(0, 1), q_TMD.transpose(0, 1)
+    out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], v_MKV.shape[2])
+    for queries, keys, seen in query_blocks(chunk, len(q_TMD), None, q_TMD.device):
+        out = scaled_dot_product_attention(q_MTD[None, :, queries], k_MKD[None, :, keys],
+                                           v_MKV[None, :, keys], attn_mask=seen, scale=scale)
+        out_TMV[queries] = out[0].transpose(0, 1)
+    return out_TMV
