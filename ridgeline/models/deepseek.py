@@ -1,6 +1,7 @@
-"""DeepSeek-V2 (Lite too) and V3: latent attention, dense layers first.
+"""DeepSeek-V2 (Lite too) and V3: latent attention, a few dense layers, then mixtures of experts.
 
-Owns their config fields, their layers and their tensor names. The published FP8 weights of V3 are not read.
+Owns their config fields, their layers and their tensor names. The FP8 weights that V3 was published in are
+not read.
 """
 
 from dataclasses import dataclass
@@ -8,44 +9,50 @@ from dataclasses import dataclass
 from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec, yarn_mscale
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
-from ridgeline.models.sources import Part, Source, one, stacked
+from ridgeline.models.sources import Part, Source, experts, one, stacked
+from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
-LATENT_EPS = 1e-6  # of the norms of the latents, whatever the config says for the others
+LATENT_EPS = 1e-6  # of the norms of the latents, whatever the config says of the others
 _INERT = INERT | {"head_dim", "qk_head_dim", "num_key_value_heads", "aux_loss_alpha", "seq_aux", "ep_size",
-                  "num_nextn_predict_layers", "output_router_logits", "router_aux_loss_coef"}
+                  "num_nextn_predict_layers", "output_router_logits"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek:
-    """One family. q_rank: of the queries' latent, where the config leaves it out."""
+    """One family; numbers are the defaults of its config class. sigmoid: V3's router, which balances its
+    experts by a bias on the choice; else V2's, by the softmax of all."""
 
     name: str
     max_position: int
     first_dense: int
-    q_rank: int | None = 1536
+    shared: int
+    routed_scale: float
+    sigmoid: bool
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
         config.inert(_INERT)
+        _fixed(config, hidden_act="silu", mlp_bias=False, attention_bias=False, rope_interleave=True,
+               moe_layer_freq=1)
         num_layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
         eps = config.number("rms_norm_eps", 1e-6)
         attention = self._attention(config, hidden, eps)
-        activation = config.text("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise config.refuse("hidden_act", "not supported in this family: silu is")
-        if config.flag("mlp_bias", False):
-            raise config.refuse("mlp_bias", "not supported in this family: false is")
         mlp = MlpSpec(hidden_size=hidden, intermediate_size=config.size("intermediate_size"), norm_eps=eps)
-        layers = tuple(LayerSpec(blocks=(("attn", attention), ("mlp", mlp))) for _ in range(num_layers))
+        moe = self._moe(config, hidden, eps)
+        num_dense = config.integer("first_k_dense_replace", self.first_dense)
+        forward: list[tuple[str, BlockSpec]] = [("mlp", mlp) if i < num_dense else ("moe", moe)
+                                                for i in range(num_layers)]
         pad, bos = config.token_ids("pad_token_id"), config.token_ids("bos_token_id")
         spec = ModelSpec(
             family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
             max_position=reach(attention.rope), tied_embeddings=config.flag("tie_word_embeddings", False),
-            layers=layers, dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
+            layers=tuple(LayerSpec(blocks=(("attn", attention), block)) for block in forward),
+            dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
             bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
             pad_token_id=pad[0] if pad else None)
         config.finish()
@@ -56,17 +63,10 @@ class DeepSeek:
         found = {"embed.weight": one("model.embed_tokens.weight"), "head.weight": one("lm_head.weight"),
                  "final_norm.weight": one("model.norm.weight")}
         for i, layer in enumerate(spec.layers):
-            (_, attention), (_, mlp) = layer.blocks
-            assert isinstance(attention, MlaSpec) and isinstance(mlp, MlpSpec)
-            ours, theirs = f"layers.{i}", f"model.layers.{i}"
-            found |= {f"{ours}.attn.{name}": source
-                      for name, source in _attention_sources(attention, f"{theirs}.self_attn").items()}
-            found |= {f"{ours}.attn.norm.weight": one(f"{theirs}.input_layernorm.weight"),
-                      f"{ours}.mlp.norm.weight": one(f"{theirs}.post_attention_layernorm.weight"),
-                      f"{ours}.mlp.gate_up.weight": stacked(
-                          [f"{theirs}.mlp.{n}_proj.weight" for n in ("gate", "up")],
-                          (mlp.intermediate_size,) * 2),
-                      f"{ours}.mlp.down.weight": one(f"{theirs}.mlp.down_proj.weight")}
+            for name, block in layer.blocks:
+                sources = {"attn": _attention_sources, "mlp": _mlp_sources, "moe": _moe_sources}[name]
+                found |= {f"layers.{i}.{name}.{leaf}": source
+                          for leaf, source in sources(block, f"model.layers.{i}").items()}
         return {name: found[name] for name, _ in spec.params()}
 
     def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
@@ -74,19 +74,45 @@ class DeepSeek:
         raise ConfigError(f"GGUF files of {self.name} models are not read yet: use the safetensors folder")
 
     def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec:
-        if config.flag("attention_bias", False):
-            raise config.refuse("attention_bias", "not supported in this family: false is")
-        if not config.flag("rope_interleave", True):
-            raise config.refuse("rope_interleave", "not supported: the published weights' true is")
         nope, rotary = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
         rope = read_rope(config, head_dim=rotary, aliases={},
                          max_position=config.size("max_position_embeddings", self.max_position))
         return MlaSpec(
             hidden_size=hidden, num_heads=config.size("num_attention_heads"),
-            q_rank=config.optional_integer("q_lora_rank", self.q_rank),
-            latent_dim=config.size("kv_lora_rank", 512), nope_dim=nope,
-            value_dim=config.size("v_head_dim", 128), norm_eps=eps, latent_eps=LATENT_EPS, rope=rope,
-            scale=(nope + rotary) ** -0.5 * _mscale(rope) ** 2)
+            q_rank=config.optional_integer("q_lora_rank", 1536), latent_dim=config.size("kv_lora_rank", 512),
+            nope_dim=nope, value_dim=config.size("v_head_dim", 128), norm_eps=eps, latent_eps=LATENT_EPS,
+            rope=rope, scale=(nope + rotary) ** -0.5 * _mscale(rope) ** 2)
+
+    def _moe(self, config: ConfigReader, hidden: int, eps: float) -> MoeSpec:
+        inner = config.size("moe_intermediate_size")
+        return MoeSpec(hidden_size=hidden, intermediate_size=inner, norm_eps=eps, router=self._router(config),
+                       shared_size=inner * config.integer("n_shared_experts", self.shared))
+
+    def _router(self, config: ConfigReader) -> RouterSpec:
+        method = config.text("topk_method", "noaux_tc" if self.sigmoid else "greedy")
+        known = ("noaux_tc",) if self.sigmoid else ("greedy", "group_limited_greedy")
+        if method not in known:
+            raise config.refuse("topk_method", f"not supported in this family: {' or '.join(known)} is")
+        _fixed(config, scoring_func="sigmoid" if self.sigmoid else "softmax")
+        if not self.sigmoid:
+            _fixed(config, norm_topk_prob=False)
+        groups, best = config.optional_integer("n_group", None), config.optional_integer("topk_group", None)
+        grouped = method != "greedy" and groups is not None and best is not None
+        num_experts = config.size("n_routed_experts")
+        if grouped and num_experts % (groups or 1):
+            raise config.refuse("n_group", f"does not divide n_routed_experts = {num_experts}")
+        return RouterSpec(
+            num_experts=num_experts, top_k=config.size("num_experts_per_tok"),
+            score="sigmoid" if self.sigmoid else "softmax", choice_bias=self.sigmoid,
+            num_groups=groups or 1 if grouped else 1, top_groups=best or 1 if grouped else 1,
+            group_best=2 if self.sigmoid else 1,
+            renormalize=self.sigmoid and config.flag("norm_topk_prob", True),
+            scale=config.number("routed_scaling_factor", self.routed_scale))
+
+
+def _fixed(config: ConfigReader, **values: bool | int | str) -> None:
+    for name, value in values.items():
+        config.fixed(name, value)
 
 
 def _mscale(rope: RopeSpec) -> float:
@@ -94,25 +120,49 @@ def _mscale(rope: RopeSpec) -> float:
     return yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
 
 
-def _attention_sources(spec: MlaSpec, theirs: str) -> dict[str, Source]:
-    """The file holds the rotary rows of queries and key as pairs."""
-    rotary = spec.rope.rotary_dim
+def _attention_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
+    """The file holds the rotary rows of the queries and of the key as pairs."""
+    assert isinstance(spec, MlaSpec)
+    rotary, theirs = spec.rope.rotary_dim, f"{layer}.self_attn"
     rows, entry_rows = spec.down_rows
-    queries = Part(name=f"{theirs}.q_proj.weight", rows=rows, interleaved_heads=spec.num_heads,
-                   rotary_rows=rotary)
-    if spec.q_rank is not None:
-        queries = Part(name=f"{theirs}.q_a_proj.weight", rows=rows)
+    heads = Part(name=f"{theirs}.{'q_proj' if spec.q_rank is None else 'q_b_proj'}.weight",
+                 rows=spec.q_size, interleaved_heads=spec.num_heads, rotary_rows=rotary)
     latent = Part(name=f"{theirs}.kv_a_proj_with_mqa.weight", rows=entry_rows, interleaved_heads=1,
                   rotary_rows=rotary)
+    first = heads if spec.q_rank is None else Part(name=f"{theirs}.q_a_proj.weight", rows=rows)
     return {
-        "down.weight": Source(parts=(queries, latent)),
+        "norm.weight": one(f"{layer}.input_layernorm.weight"), "down.weight": Source(parts=(first, latent)),
         "latent_norm.weight": one(f"{theirs}.kv_a_layernorm.weight"),
-        "q_norm.weight": one(f"{theirs}.q_a_layernorm.weight"),
-        "q.weight": Source(parts=(Part(name=f"{theirs}.q_b_proj.weight", interleaved_heads=spec.num_heads,
-                                       rotary_rows=rotary),)),
-        "up.weight": one(f"{theirs}.kv_b_proj.weight"),
-        "out.weight": one(f"{theirs}.o_proj.weight")}
+        "q_norm.weight": one(f"{theirs}.q_a_layernorm.weight"), "q.weight": Source(parts=(heads,)),
+        "up.weight": one(f"{theirs}.kv_b_proj.weight"), "out.weight": one(f"{theirs}.o_proj.weight")}
 
 
-DEEPSEEK_V2 = DeepSeek(name="deepseek_v2", max_position=2048, first_dense=0)
-DEEPSEEK_V3 = DeepSeek(name="deepseek_v3", max_position=4096, first_dense=3)
+def _mlp_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
+    assert isinstance(spec, MlpSpec)
+    return {"norm.weight": one(f"{layer}.post_attention_layernorm.weight"),
+            "gate_up.weight": _gate_up(f"{layer}.mlp", spec.intermediate_size),
+            "down.weight": one(f"{layer}.mlp.down_proj.weight")}
+
+
+def _moe_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
+    assert isinstance(spec, MoeSpec)
+    mlp, numbers = f"{layer}.mlp", range(spec.router.num_experts)
+    gate_up, down = experts(
+        [(f"{mlp}.experts.{i}.gate_proj.weight", f"{mlp}.experts.{i}.up_proj.weight") for i in numbers],
+        [f"{mlp}.experts.{i}.down_proj.weight" for i in numbers], spec.intermediate_size)
+    return {"norm.weight": one(f"{layer}.post_attention_layernorm.weight"),
+            "router.weight": one(f"{mlp}.gate.weight"),
+            "router.choice_bias": one(f"{mlp}.gate.e_score_correction_bias"),
+            "gate_up.weight": gate_up, "down.weight": down,
+            "shared_gate_up.weight": _gate_up(f"{mlp}.shared_experts", spec.shared_size),
+            "shared_down.weight": one(f"{mlp}.shared_experts.down_proj.weight")}
+
+
+def _gate_up(path: str, rows: int) -> Source:
+    return stacked([f"{path}.gate_proj.weight", f"{path}.up_proj.weight"], (rows, rows))
+
+
+DEEPSEEK_V2 = DeepSeek(name="deepseek_v2", max_position=2048, first_dense=0, shared=2, routed_scale=1.0,
+                       sigmoid=False)
+DEEPSEEK_V3 = DeepSeek(name="deepseek_v3", max_position=4096, first_dense=3, shared=1, routed_scale=2.5,
+                       sigmoid=True)
