@@ -11,9 +11,10 @@ from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec, yarn_mscale
+from ridgeline.models.names import HF, Names, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
-from ridgeline.models.sources import Part, Source, experts, one, stacked
+from ridgeline.models.sources import Part, Source
 from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
@@ -59,15 +60,13 @@ class DeepSeek:
         return spec
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
-        """Our full names -> tensors of a safetensors checkpoint."""
-        found = {"embed.weight": one("model.embed_tokens.weight"), "head.weight": one("lm_head.weight"),
-                 "final_norm.weight": one("model.norm.weight")}
+        """Our full names -> tensors of a safetensors checkpoint, which holds rotary rows as pairs."""
+        found = named_sources(spec, _NAMES)
         for i, layer in enumerate(spec.layers):
-            for name, block in layer.blocks:
-                sources = {"attn": _attention_sources, "mlp": _mlp_sources, "moe": _moe_sources}[name]
-                found |= {f"layers.{i}.{name}.{leaf}": source
-                          for leaf, source in sources(block, f"model.layers.{i}").items()}
-        return {name: found[name] for name, _ in spec.params()}
+            _, attention = layer.blocks[0]
+            assert isinstance(attention, MlaSpec)
+            found |= _queries(attention, f"layers.{i}.attn", f"model.layers.{i}.self_attn")
+        return found
 
     def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Not there: a GGUF file of this architecture splits and transposes the up-projection."""
@@ -96,16 +95,19 @@ class DeepSeek:
         _fixed(config, scoring_func="sigmoid" if self.sigmoid else "softmax")
         if not self.sigmoid:
             _fixed(config, norm_topk_prob=False)
-        groups, best = config.optional_integer("n_group", None), config.optional_integer("topk_group", None)
-        grouped = method != "greedy" and groups is not None and best is not None
-        num_experts = config.size("n_routed_experts")
-        if grouped and num_experts % (groups or 1):
-            raise config.refuse("n_group", f"does not divide n_routed_experts = {num_experts}")
+        num_experts, top_k = config.size("n_routed_experts"), config.size("num_experts_per_tok")
+        groups, best = 1, 1
+        if method == "greedy":
+            config.inert(("n_group", "topk_group"))
+        else:
+            groups, best = config.size("n_group", 8), config.size("topk_group", 4 if self.sigmoid else 3)
+        if num_experts % groups or best > groups:
+            raise config.refuse("n_group", f"does not go with {num_experts} experts and topk_group {best}")
+        if top_k > num_experts // groups * best:
+            raise config.refuse("num_experts_per_tok", "more than the open groups hold")
         return RouterSpec(
-            num_experts=num_experts, top_k=config.size("num_experts_per_tok"),
-            score="sigmoid" if self.sigmoid else "softmax", choice_bias=self.sigmoid,
-            num_groups=groups or 1 if grouped else 1, top_groups=best or 1 if grouped else 1,
-            group_best=2 if self.sigmoid else 1,
+            num_experts=num_experts, top_k=top_k, score="sigmoid" if self.sigmoid else "softmax",
+            choice_bias=self.sigmoid, num_groups=groups, top_groups=best, group_best=2 if self.sigmoid else 1,
             renormalize=self.sigmoid and config.flag("norm_topk_prob", True),
             scale=config.number("routed_scaling_factor", self.routed_scale))
 
@@ -120,48 +122,25 @@ def _mscale(rope: RopeSpec) -> float:
     return yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
 
 
-def _attention_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
-    """The file holds the rotary rows of the queries and of the key as pairs."""
-    assert isinstance(spec, MlaSpec)
-    rotary, theirs = spec.rope.rotary_dim, f"{layer}.self_attn"
-    rows, entry_rows = spec.down_rows
+def _queries(spec: MlaSpec, ours: str, theirs: str) -> dict[str, Source]:
+    """The weights with rotary rows."""
+    rotary, (rows, entry_rows) = spec.rope.rotary_dim, spec.down_rows
     heads = Part(name=f"{theirs}.{'q_proj' if spec.q_rank is None else 'q_b_proj'}.weight",
                  rows=spec.q_size, interleaved_heads=spec.num_heads, rotary_rows=rotary)
     latent = Part(name=f"{theirs}.kv_a_proj_with_mqa.weight", rows=entry_rows, interleaved_heads=1,
                   rotary_rows=rotary)
-    first = heads if spec.q_rank is None else Part(name=f"{theirs}.q_a_proj.weight", rows=rows)
-    return {
-        "norm.weight": one(f"{layer}.input_layernorm.weight"), "down.weight": Source(parts=(first, latent)),
-        "latent_norm.weight": one(f"{theirs}.kv_a_layernorm.weight"),
-        "q_norm.weight": one(f"{theirs}.q_a_layernorm.weight"), "q.weight": Source(parts=(heads,)),
-        "up.weight": one(f"{theirs}.kv_b_proj.weight"), "out.weight": one(f"{theirs}.o_proj.weight")}
+    if spec.q_rank is None:
+        return {f"{ours}.down.weight": Source(parts=(heads, latent))}
+    down = (Part(name=f"{theirs}.q_a_proj.weight", rows=rows), latent)
+    return {f"{ours}.down.weight": Source(parts=down), f"{ours}.q.weight": Source(parts=(heads,))}
 
 
-def _mlp_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
-    assert isinstance(spec, MlpSpec)
-    return {"norm.weight": one(f"{layer}.post_attention_layernorm.weight"),
-            "gate_up.weight": _gate_up(f"{layer}.mlp", spec.intermediate_size),
-            "down.weight": one(f"{layer}.mlp.down_proj.weight")}
-
-
-def _moe_sources(spec: BlockSpec, layer: str) -> dict[str, Source]:
-    assert isinstance(spec, MoeSpec)
-    mlp, numbers = f"{layer}.mlp", range(spec.router.num_experts)
-    gate_up, down = experts(
-        [(f"{mlp}.experts.{i}.gate_proj.weight", f"{mlp}.experts.{i}.up_proj.weight") for i in numbers],
-        [f"{mlp}.experts.{i}.down_proj.weight" for i in numbers], spec.intermediate_size)
-    return {"norm.weight": one(f"{layer}.post_attention_layernorm.weight"),
-            "router.weight": one(f"{mlp}.gate.weight"),
-            "router.choice_bias": one(f"{mlp}.gate.e_score_correction_bias"),
-            "gate_up.weight": gate_up, "down.weight": down,
-            "shared_gate_up.weight": _gate_up(f"{mlp}.shared_experts", spec.shared_size),
-            "shared_down.weight": one(f"{mlp}.shared_experts.down_proj.weight")}
-
-
-def _gate_up(path: str, rows: int) -> Source:
-    return stacked([f"{path}.gate_proj.weight", f"{path}.up_proj.weight"], (rows, rows))
-
-
+_SHARED = "mlp.shared_experts"
+_NAMES: Names = {
+    **HF, "attn.down": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"), "attn.q": "self_attn.q_b_proj",
+    "attn.q_norm": "self_attn.q_a_layernorm", "attn.latent_norm": "self_attn.kv_a_layernorm",
+    "attn.up": "self_attn.kv_b_proj", "moe.shared_gate_up": (f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj"),
+    "moe.shared_down": f"{_SHARED}.down_proj"}
 DEEPSEEK_V2 = DeepSeek(name="deepseek_v2", max_position=2048, first_dense=0, shared=2, routed_scale=1.0,
                        sigmoid=False)
 DEEPSEEK_V3 = DeepSeek(name="deepseek_v3", max_position=4096, first_dense=3, shared=1, routed_scale=2.5,

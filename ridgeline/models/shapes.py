@@ -89,6 +89,21 @@ def _gpt_oss(layers: int, experts: int) -> Config:
                   attention_bias=True)
 
 
+def _deepseek(family: str, *sizes: int, experts: tuple[int, int, int, int], dense: int, scale: float,
+              mscale: float, q_rank: int | None, vocab: int = 102400, bos: int = 100000, eos: int = 100001,
+              **more: object) -> Config:
+    """experts: routed, shared, chosen by a token, width of one. dense: layers without them."""
+    routed, shared, chosen, inner = experts
+    yarn = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": mscale,
+            "mscale_all_dim": mscale, "original_max_position_embeddings": 4096}
+    plain = _shape(family, sizes, vocab=vocab, context=163840, theta=10_000.0, eps=1e-6, bos=bos, eos=[eos],
+                   rope_scaling=yarn, q_lora_rank=q_rank, kv_lora_rank=512, qk_nope_head_dim=128,
+                   qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=routed, n_shared_experts=shared,
+                   num_experts_per_tok=chosen, moe_intermediate_size=inner, first_k_dense_replace=dense,
+                   routed_scaling_factor=scale)
+    return {**plain, **more}
+
+
 SHAPES: Mapping[str, Config] = {
     "llama-2-7b": _llama2(4096, 11008, 32, 32, 32),
     "llama-2-13b": _llama2(5120, 13824, 40, 40, 40),
@@ -132,4 +147,12 @@ SHAPES: Mapping[str, Config] = {
     "gpt-oss-120b": _gpt_oss(36, 128),
     "phi-3-mini": _phi3(3072, 8192, 32, 32, 32),
     "phi-3-medium": _phi3(5120, 17920, 40, 40, 10),
+    "deepseek-v2-lite": _deepseek("deepseek_v2", 2048, 10944, 27, 16, 16, experts=(64, 2, 6, 1408), dense=1,
+                                  scale=1.0, mscale=0.707, q_rank=None, topk_method="greedy"),
+    "deepseek-v2": _deepseek("deepseek_v2", 5120, 12288, 60, 128, 128, experts=(160, 2, 6, 1536), dense=1,
+                             scale=16.0, mscale=0.707, q_rank=1536, topk_method="group_limited_greedy",
+                             n_group=8, topk_group=3),
+    "deepseek-v3": _deepseek("deepseek_v3", 7168, 18432, 61, 128, 128, experts=(256, 1, 8, 2048), dense=3,
+                             scale=2.5, mscale=1.0, q_rank=1536, vocab=129280, bos=0, eos=1, n_group=8,
+                             topk_group=4, norm_topk_prob=True),
 }
