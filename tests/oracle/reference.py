@@ -45,6 +45,9 @@ def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel
                 weight.copy_(values / math.sqrt(weight.shape[-1]))
             else:
                 weight.add_((0.1 if "norm" in key else 0.3) * values)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=random))
     return model
 
 

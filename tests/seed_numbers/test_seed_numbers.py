@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes, weights_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.sums import Summer
@@ -63,6 +64,8 @@ seed("S21")(lambda: [kv("llama-3-70b", 1)])
 seed("S22")(lambda: [kv("llama-2-7b", n) / 1e9 for n in LONG])
 seed("S23")(lambda: [kv("llama-3-8b", n) / 1e9 for n in LONG])
 seed("S24")(lambda: [kv("llama-3-70b", n) / 1e9 for n in LONG])
+seed("S26")(lambda: [kv("deepseek-v2", 1, element_bytes=1) / 60])
+seed("S27")(lambda: [60 * 2 * 8 * 128 / kv("deepseek-v2", 1, element_bytes=1)])
 seed("S30")(lambda: [nominal_weights(shape("llama-3-8b")) / kv("llama-3-8b", 1)])
 seed("S31")(lambda: [nominal_weights(shape("llama-2-7b")) / kv("llama-2-7b", 1)])
 seed("S34")(lambda: [kv("llama-3-8b", n) / 1e9 for n in (2048, *LONG)])
@@ -95,6 +98,13 @@ def without_changing_the_weights() -> list[float]:
     weights = nominal_weights(shape("llama-2-13b"))
     return [plan_memory(budget_bytes=80 * 10**9 + layout.page_bytes, weights_bytes=weights, workspace_bytes=0,
                         layout=layout).max_sequences(1024) for layout in layouts]
+
+
+@seed("S92")
+def keys_over_latents() -> list[float]:
+    attention = shape("deepseek-v2").layers[0].blocks[0][1]
+    assert isinstance(attention, MlaSpec)
+    return [attention.num_heads * attention.nope_dim / attention.latent_dim]
 
 
 @seed("S93")
