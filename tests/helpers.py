@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
@@ -62,6 +63,27 @@ def _rebuilt(spec: ModelSpec, feed: MlpSpec | MoeSpec, *, sinks: bool = False, p
         assert isinstance(attention, AttentionSpec)
         mine = replace(attention, sinks=sinks, post_norm=post_norm, softcap=softcap)
         layers.append(LayerSpec(blocks=(("attn", mine), ("feed", feed))))
+    return replace(spec, layers=tuple(layers))
+
+
+def tiny_latent() -> ModelSpec:
+    """The tiny decoder with latent attention, its queries through a latent too."""
+    spec = tiny_spec()
+    attention = MlaSpec(hidden_size=32, num_heads=4, q_rank=24, latent_dim=16, nope_dim=8, value_dim=8,
+                        norm_eps=1e-5, latent_eps=1e-6, rope=tiny_rope(head_dim=4), scale=12**-0.5)
+    return replace(spec, layers=tuple(LayerSpec(blocks=(("attn", attention), layer.blocks[1]))
+                                      for layer in spec.layers))
+
+
+def tiny_shared() -> ModelSpec:
+    """Two layers, one with a window, and two that read what those keep."""
+    spec = tiny_spec(num_layers=4, windows=(None, 9), qk_norm=True)
+    layers = []
+    for i, layer in enumerate(spec.layers):
+        (name, attention), mlp = layer.blocks
+        assert isinstance(attention, AttentionSpec)
+        mine = replace(attention, reads_layer=None if i < 2 else i - 2, lends=i < 2)
+        layers.append(LayerSpec(blocks=((name, mine), mlp)))
     return replace(spec, layers=tuple(layers))
 
 

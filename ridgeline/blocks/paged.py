@@ -63,8 +63,12 @@ class AttentionPlan:
     scratch: Tensor
 
 
-def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None) -> AttentionPlan:
-    """Choose batches and masks. entries [N, tokens_per_page, 2, G, D]; only its shape and dtype are read."""
+def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
+                   written: bool = False) -> AttentionPlan:
+    """Choose batches and masks. entries [N, tokens_per_page, ...]; only its shape and dtype are read.
+
+    written: the step's own entries are in their pages before anybody attends, so that chunks gather them too.
+    """
     tokens, ends = entries.shape[1], step.starts + step.counts
     first_keys = np.zeros_like(ends) if window is None else np.maximum(step.starts - window + 1, 0)
     first_pages, last_pages = first_keys // tokens, -(-ends // tokens)
@@ -75,7 +79,8 @@ def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | 
     chunks, token = [], step.num_decodes
     for row in range(step.num_decodes, len(ends)):
         start, first, count = int(step.starts[row]), int(first_keys[row]), int(step.counts[row])
-        pages = group.table_SP[row, first_pages[row]: last_pages[row] if first < start else first_pages[row]]
+        held = last_pages if written or first < start else first_pages
+        pages = group.table_SP[row, first_pages[row]: held[row]]
         chunks.append(Chunk(tokens=slice(token, token + count), start=start, first_key=first, pages=pages,
                             skip=first % tokens))
         token += count
@@ -98,12 +103,14 @@ def decode_keys(entries: Tensor, batch: DecodeBatch, scratch: Tensor, dtype: tor
     return kept_SKE
 
 
-def chunk_keys(entries: Tensor, chunk: Chunk, scratch: Tensor, new_TE: Tensor) -> Tensor:
-    """The entries [K, ...] that the chunk sees from chunk.first_key on; new_TE are its own tokens'."""
-    if not len(chunk.pages):
-        return new_TE
+def chunk_keys(entries: Tensor, chunk: Chunk, scratch: Tensor, new_TE: Tensor | None) -> Tensor:
+    """The entries [K, ...] that the chunk sees from chunk.first_key on; new_TE are the step's own, None where
+    the plan has them as written."""
+    if new_TE is not None and not len(chunk.pages):
+        return new_TE[chunk.tokens]
     kept_KE = _gather(entries, chunk.pages, scratch).view(-1, *entries.shape[2:])
-    return kept_KE[chunk.skip : chunk.skip + chunk.start - chunk.first_key + len(new_TE)]
+    count = chunk.tokens.stop - chunk.tokens.start
+    return kept_KE[chunk.skip : chunk.skip + chunk.start - chunk.first_key + count]
 
 
 def query_blocks(

@@ -6,6 +6,7 @@ from typing import Any
 from ridgeline.base.table import Table
 from ridgeline.blocks.attention import gpu
 from ridgeline.blocks.attention.module import Attention
+from ridgeline.blocks.attention.shared import SharedAttention
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.module import Mla
 from ridgeline.blocks.mlp.module import Mlp
@@ -15,6 +16,8 @@ from ridgeline.blocks.step import Block
 
 
 def _attention(spec: AttentionSpec, parts: Parts) -> Block:
+    if spec.reads_layer is not None:
+        return SharedAttention(spec, parts)
     if parts.gpu is not None and gpu.fits(spec):
         return gpu.GpuAttention(spec, parts, parts.gpu)
     return Attention(spec, parts)

@@ -25,12 +25,13 @@ from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers import tiny_capped, tiny_mixture, tiny_spec, tiny_weights
+from tests.helpers import tiny_capped, tiny_latent, tiny_mixture, tiny_shared, tiny_spec, tiny_weights
 
 NEAR = 1e-3
 MOST_EXCUSED = 0.02
 MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9))}
-KINDS: dict[str, ModelSpec] = {"mixture": tiny_mixture(), "capped": tiny_capped()}
+KINDS: dict[str, ModelSpec] = {"mixture": tiny_mixture(), "capped": tiny_capped(), "latent": tiny_latent(),
+                               "shared": tiny_shared()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,21 @@
 """Protects the agreement of ledger and allocator: the bytes that a plan promises a sequence are the
 pages that the KV manager takes for it."""
 
+from dataclasses import replace
+
 import pytest
 
+from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.kv.manager import KVManager
-from ridgeline.ledger.memory import plan_memory, reserved_cache_bytes
+from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes
 from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.model import LayerSpec
 from tests.ledger.shapes import shape
 
 
 @pytest.mark.parametrize("num_tokens", [1, 1000, 4096])
-@pytest.mark.parametrize("name", ["smollm2-135m", "llama-3-8b", "mistral-7b-v0.1", "phi-3-mini"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", "llama-3-8b", "mistral-7b-v0.1", "phi-3-mini", "deepseek-v3"])
 def test_a_sequence_takes_the_pages_that_were_planned(name: str, num_tokens: int) -> None:
     layout = plan_layout(shape(name).cache(2), block_tokens=16)
     manager = KVManager(layout, num_pages=2000)
@@ -24,6 +29,29 @@ def test_a_sequence_takes_the_pages_that_were_planned(name: str, num_tokens: int
     windows = {group.window_tokens for group in layout.groups}
     if windows == {None}:
         assert held == reserved_cache_bytes(layout, num_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 1000, 4096])
+def test_layers_that_share_fall_by_the_factor(num_tokens: int) -> None:
+    """Cross-layer attention by two: half of the pages of the same model without, planned and held."""
+    plain = shape("llama-3-8b")
+    layers = []
+    for i, layer in enumerate(plain.layers):
+        (name, attention), mlp = layer.blocks
+        assert isinstance(attention, AttentionSpec)
+        mine = replace(attention, reads_layer=i - 1) if i % 2 else replace(attention, lends=True)
+        layers.append(LayerSpec(blocks=((name, mine), mlp)))
+    shared = replace(plain, layers=tuple(layers))
+    assert 2 * needed_cache_bytes(shared, num_tokens, 2) == needed_cache_bytes(plain, num_tokens, 2)
+    held = []
+    for spec in (plain, shared):
+        layout = plan_layout(spec.cache(2), block_tokens=16)
+        manager = KVManager(layout, num_pages=2000)
+        manager.open(1, list(range(num_tokens)))
+        assert manager.reserve(1, num_tokens)
+        held.append(manager.num_used_pages * layout.page_bytes)
+        assert held[-1] == reserved_cache_bytes(layout, num_tokens)
+    assert held[0] == 2 * held[1]
 
 
 def test_as_many_sequences_fit_as_were_planned() -> None:

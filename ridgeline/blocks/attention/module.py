@@ -69,7 +69,8 @@ class Attention:
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         (self._region,) = regions
         self._entries = self._region.entries(2, self._spec.num_kv_heads, self._spec.head_dim)
-        fit = self._spec.softcap is None and fits(self._entries, self._dtype)
+        plain = self._spec.softcap is None and not self._spec.v_norm
+        fit = plain and fits(self._entries, self._dtype)
         self._native = native() if fit else None
 
     def share_key(self) -> Hashable:
@@ -132,6 +133,9 @@ class Attention:
         if self._qk_norm_ND is not None:
             turned = rms_norm(qk_TND, None, spec.norm_eps) * self._qk_norm_ND
         qk_TND.copy_(rotate(turned, cos_TD, sin_TD))
+        if spec.v_norm:
+            v_TGD = qkv_TND[:, -spec.num_kv_heads :]
+            v_TGD.copy_(rms_norm(v_TGD, None, spec.norm_eps))
         q_TMD = qkv_TND[:, : spec.num_heads]
         kv_T2GD = qkv_TND[:, spec.num_heads :].to(self._entries.dtype).unflatten(1, (2, spec.num_kv_heads))
         return paged_attention(

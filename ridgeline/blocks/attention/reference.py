@@ -37,20 +37,21 @@ class Scoring:
         return self.softcap is None and self.sinks_M is None
 
 
-def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor, entries: Tensor, plan: AttentionPlan, *, scoring: Scoring,
-                    window: int | None) -> Tensor:
+def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor | None, entries: Tensor, plan: AttentionPlan, *,
+                    scoring: Scoring, window: int | None) -> Tensor:
     """Write the new keys and values, then attend; returns [T, M, D] in the dtype of q.
 
-    kv has the dtype of entries; attention runs in that of q. The keys that a row does not see may hold
-    anything, NaN included.
+    kv has the dtype of entries, and is None where another layer wrote it already (a plan with written);
+    attention runs in that of q. The keys that a row does not see may hold anything, NaN included.
     """
-    write(entries, plan, kv_T2GD)
+    if kv_T2GD is not None:
+        write(entries, plan, kv_T2GD)
     out_TMD = torch.empty_like(q_TMD, memory_format=torch.contiguous_format)
     for batch in plan.decodes:
         out_TMD[batch.rows] = _decode(q_TMD[batch.rows], entries, batch, plan.scratch, scoring)
     for chunk in plan.chunks:
         part = chunk.tokens
-        kv_K2GD = chunk_keys(entries, chunk, plan.scratch, kv_T2GD[part])
+        kv_K2GD = chunk_keys(entries, chunk, plan.scratch, kv_T2GD)
         out_TMD[part] = _prefill(q_TMD[part], kv_K2GD, chunk, scoring, window)
     return out_TMD
 

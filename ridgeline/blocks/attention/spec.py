@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.spec.block import ParamSpec
-from ridgeline.spec.cache import CacheSpec, Paged, Window
+from ridgeline.spec.cache import CacheSpec, Paged, Shared, Window
 from ridgeline.spec.cost import CostLine, form
 
 
@@ -15,7 +15,10 @@ class AttentionSpec:
     head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full
     attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise). softcap: scores s
     become softcap * tanh(s / softcap), before the mask (Gemma 2). sinks: a learnt score a head stands in the
-    softmax beside the keys' and takes its share to nothing (GPT-OSS).
+    softmax beside the keys' and takes its share to nothing (GPT-OSS). v_norm: values are normed, without
+    weights (Gemma 4). reads_layer: it has no keys and values of its own and reads those that an earlier
+    layer's attention keeps, as rotated there (Brandon et al. 2024, arXiv 2405.12981). lends: later layers
+    read what this one keeps.
     """
 
     hidden_size: int
@@ -32,6 +35,9 @@ class AttentionSpec:
     post_norm: bool = False
     softcap: float | None = None
     sinks: bool = False
+    v_norm: bool = False
+    reads_layer: int | None = None
+    lends: bool = False
 
     @property
     def kind(self) -> str:
@@ -45,15 +51,20 @@ class AttentionSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def projection(self) -> tuple[str, int]:
+        """Name and rows of what is made of x: queries, and keys and values where they are its own."""
+        return ("qkv", self.q_size + 2 * self.kv_size) if self.reads_layer is None else ("q", self.q_size)
+
     def params(self) -> tuple[ParamSpec, ...]:
-        rows = self.q_size + 2 * self.kv_size
+        name, rows = self.projection
         found = [ParamSpec(name="norm.weight", shape=(self.hidden_size,), role="norm"),
-                 ParamSpec(name="qkv.weight", shape=(rows, self.hidden_size), role="linear", shard=0)]
+                 ParamSpec(name=f"{name}.weight", shape=(rows, self.hidden_size), role="linear", shard=0)]
         if self.qkv_bias:
-            found.append(ParamSpec(name="qkv.bias", shape=(rows,), role="bias", shard=0))
+            found.append(ParamSpec(name=f"{name}.bias", shape=(rows,), role="bias", shard=0))
         if self.qk_norm:
-            found += [ParamSpec(name="q_norm.weight", shape=(self.head_dim,), role="norm"),
-                      ParamSpec(name="k_norm.weight", shape=(self.head_dim,), role="norm")]
+            found += [ParamSpec(name=f"{normed}_norm.weight", shape=(self.head_dim,), role="norm")
+                      for normed in ("q", "k") if normed in name]
         if self.sinks:
             found.append(ParamSpec(name="sinks", shape=(self.num_heads,), role="scalar", shard=0))
         found.append(ParamSpec(name="out.weight", shape=(self.hidden_size, self.q_size), role="linear",
@@ -65,14 +76,13 @@ class AttentionSpec:
         return tuple(found)
 
     def cost(self) -> tuple[CostLine, ...]:
-        rows = self.q_size + 2 * self.kv_size
-        w = self.window_tokens
+        (name, rows), w = self.projection, self.window_tokens
+        later = ("sinks", "out.weight", "out.bias", "post_norm.weight")
+        before = tuple(param.name for param in self.params() if param.name not in later)
+        written = 2.0 * self.kv_size if self.reads_layer is None else 0.0
         return (
-            CostLine(op="qkv", flops=form(tokens=2.0 * rows * self.hidden_size),
-                     weights=("norm.weight", "qkv.weight")
-                     + (("qkv.bias",) if self.qkv_bias else ())
-                     + (("q_norm.weight", "k_norm.weight") if self.qk_norm else ()),
-                     cache_written=form(tokens=2.0 * self.kv_size)),
+            CostLine(op=name, flops=form(tokens=2.0 * rows * self.hidden_size), weights=before,
+                     cache_written=form(tokens=written)),
             CostLine(op="attention", flops=form(pairs=4.0 * self.q_size, window=w),
                      weights=("sinks",) if self.sinks else (),
                      cache_read=form(context=2.0 * self.kv_size, window=w)),
@@ -82,6 +92,8 @@ class AttentionSpec:
         )
 
     def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:
+        if self.reads_layer is not None:
+            return (Shared(layer=self.reads_layer),)
         entry = 2 * self.kv_size * bytes_per_element
         if self.window_tokens is not None:
             return (Window(bytes_per_token=entry, window_tokens=self.window_tokens),)

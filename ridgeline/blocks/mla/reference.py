@@ -44,7 +44,7 @@ def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: Atten
         out_TMV[:num_decodes] = values_MSV.transpose(0, 1)
     for chunk in plan.chunks:
         part = chunk.tokens
-        seen_KE = chunk_keys(entries, chunk, plan.scratch, new_TE[part]).to(q_TMD.dtype)
+        seen_KE = chunk_keys(entries, chunk, plan.scratch, new_TE).to(q_TMD.dtype)
         out_TMV[part] = expanded(q_TMD[part], seen_KE, chunk, up_MUC, nope, scale)
     return out_TMV
 
