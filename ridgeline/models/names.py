@@ -22,7 +22,7 @@ def _hf_mlp(block: str, path: str) -> dict[str, str | tuple[str, ...]]:
 HF: Names = {
     "embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head", "layer": "model.layers.{}",
     "attn.norm": "input_layernorm", "attn.out": "self_attn.o_proj",
-    "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn.q": "self_attn.q_proj",
     "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm", "attn.sinks": "self_attn.sinks",
     "mlp.norm": "post_attention_layernorm", **_hf_mlp("mlp.", "mlp"),
     "moe.norm": "post_attention_layernorm", "moe.router": "mlp.gate",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.models.read import ConfigReader
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 def read_rope(config: ConfigReader, *, head_dim: int, max_position: int,
@@ -24,10 +24,11 @@ def read_rope(config: ConfigReader, *, head_dim: int, max_position: int,
 
 
 def read_ropes(config: ConfigReader, *, head_dim: int, max_position: int,
-               thetas: tuple[float, float]) -> tuple[RopeSpec, RopeSpec]:
+               thetas: tuple[float, float], full_head_dim: int | None = None) -> tuple[RopeSpec, RopeSpec]:
     """The rotary embeddings of full and of windowed layers, where they have one each (Gemma 3).
 
-    thetas: when the config does not say. In the old spelling scaling is of the full layers alone.
+    thetas: when the config does not say. full_head_dim: where full layers have wider heads (Gemma 4). In the
+    old spelling scaling is of the full layers alone.
     """
     theta, local = config.number("rope_theta", thetas[0]), config.number("rope_local_base_freq", thetas[1])
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
@@ -36,7 +37,7 @@ def read_ropes(config: ConfigReader, *, head_dim: int, max_position: int,
     if new is not None:
         new.finish()
     none = ConfigReader({}, "rope")
-    return (_rope(full or none, theta, 1.0, None, head_dim, max_position, {}),
+    return (_rope(full or none, theta, 1.0, None, full_head_dim or head_dim, max_position, {}),
             _rope(windowed or none, local, 1.0, None, head_dim, max_position, {}))
 
 
@@ -44,11 +45,12 @@ def _rope(section: ConfigReader, theta: float, fraction: float, original: int | 
           max_position: int, aliases: Mapping[str, str]) -> RopeSpec:
     """One setting, and what stands outside of its section."""
     kind = section.text("rope_type", section.text("type", "default"))
+    fraction = section.number("partial_rotary_factor", fraction)
     rope = RopeSpec(
         kind=aliases.get(kind, kind), theta=section.number("rope_theta", theta), max_position=max_position,
-        rotary_dim=int(head_dim * section.number("partial_rotary_factor", fraction)),
+        rotary_dim=head_dim if kind == "proportional" else int(head_dim * fraction),
         original_max_position=original or section.optional_integer("original_max_position_embeddings"))
-    rope = _scaled(rope, section)
+    rope = _scaled(rope, section, fraction)
     section.inert(("finetuned", "original_max_position_embeddings"))
     section.finish()
     return rope
@@ -67,11 +69,15 @@ def reach(rope: RopeSpec) -> int:
     return rope.max_position
 
 
-def _scaled(rope: RopeSpec, section: ConfigReader) -> RopeSpec:
+def _scaled(rope: RopeSpec, section: ConfigReader, fraction: float) -> RopeSpec:
     """The fields that the kind needs, added."""
     original = rope.original_max_position or rope.max_position
     if rope.kind == "default":
         return replace(rope, original_max_position=None)
+    if rope.kind == "proportional":
+        turning = int(fraction * rope.rotary_dim // 2)
+        return replace(rope, original_max_position=None, turning_pairs=turning,
+                       factor=section.number("factor", 1.0))
     if rope.kind in ("linear", "dynamic"):
         return replace(rope, factor=section.number("factor"), original_max_position=rope.max_position)
     if rope.kind == "llama3":

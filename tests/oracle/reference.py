@@ -48,6 +48,8 @@ def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=random))
+            elif key.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.1 * torch.randn(buffer.shape, generator=random))
     return model
 
 

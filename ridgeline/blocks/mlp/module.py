@@ -10,13 +10,14 @@ from ridgeline.blocks.step import CacheRegion, Step
 
 
 class Mlp:
-    """x + down(act(gate(norm(x))) * up(norm(x)))."""
+    """See MlpSpec."""
 
     capturable = True
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         self._gate_up = parts.gated_linear("norm", "gate_up", spec.norm_eps, spec.activation)
         self._down = parts.linear_add("down", "post_norm" if spec.post_norm else None, spec.norm_eps)
+        self._scale_1 = parts.tensor("scale") if spec.scaled else None
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         assert not regions, "a feed-forward block keeps nothing"
@@ -28,4 +29,5 @@ class Mlp:
         return None
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
-        return self._down(self._gate_up(x_TH, step.num_decodes), x_TH, step.num_decodes)
+        out_TH = self._down(self._gate_up(x_TH, step.num_decodes), x_TH, step.num_decodes)
+        return out_TH if self._scale_1 is None else out_TH.mul_(self._scale_1)

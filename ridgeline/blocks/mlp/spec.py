@@ -10,7 +10,7 @@ from ridgeline.spec.cost import CostLine, form
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
     """x + down(act(gate(norm(x))) * up(norm(x))), or x + post_norm(down(...)); gate_up holds gate's rows
-    first, then up's."""
+    first, then up's. scaled: the sum is multiplied by a learnt number."""
 
     hidden_size: int
     intermediate_size: int
@@ -18,6 +18,7 @@ class MlpSpec:
     activation: str = "silu"
     bias: bool = False
     post_norm: bool = False
+    scaled: bool = False
 
     @property
     def kind(self) -> str:
@@ -34,6 +35,8 @@ class MlpSpec:
             found.append(ParamSpec(name="down.bias", shape=(h,), role="bias"))
         if self.post_norm:
             found.append(ParamSpec(name="post_norm.weight", shape=(h,), role="norm"))
+        if self.scaled:
+            found.append(ParamSpec(name="scale", shape=(1,), role="scalar"))
         return tuple(found)
 
     def cost(self) -> tuple[CostLine, ...]:
@@ -43,7 +46,8 @@ class MlpSpec:
                      weights=("norm.weight", "gate_up.weight") + (("gate_up.bias",) if self.bias else ())),
             CostLine(op="down", flops=form(tokens=2.0 * h * f),
                      weights=("down.weight",) + (("down.bias",) if self.bias else ())
-                     + (("post_norm.weight",) if self.post_norm else ())),
+                     + (("post_norm.weight",) if self.post_norm else ())
+                     + (("scale",) if self.scaled else ())),
         )
 
     def cache(self, bytes_per_element: int) -> tuple[CacheSpec, ...]:

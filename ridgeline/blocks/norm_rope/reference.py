@@ -38,6 +38,9 @@ def frequencies(spec: RopeSpec, reach: float | None = None) -> Tensor:
     plain = 1.0 / spec.theta**pairs
     if spec.kind == "default":
         return plain
+    if spec.kind == "proportional":
+        turning = torch.arange(len(plain)) < spec.turning_pairs
+        return plain.where(turning, 0.0) / spec.factor
     if spec.kind == "linear":
         return plain / spec.factor
     if spec.kind == "longrope":

@@ -12,10 +12,11 @@ class RopeSpec:
     """Rotary position embedding of the first `rotary_dim` of each head, half-split pairs (i, i +
     rotary_dim/2).
 
-    kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope". factor and the fields below it are
-    used by the kinds that need them (Su et al. 2021; Peng et al. 2023 for yarn; Ding et al. 2024 for
-    longrope). attention_factor multiplies cos and sin; None means the kind's own default.
+    kind: "default", "linear", "dynamic", "llama3", "yarn", "longrope" or "proportional". factor and the
+    fields below it are used by the kinds that need them (Su et al. 2021; Peng et al. 2023 for yarn; Ding et
+    al. 2024 for longrope). attention_factor multiplies cos and sin; None means the kind's own default.
     original_max_position: the context before scaling. short_factor, long_factor: one number a pair.
+    turning_pairs: the first so many of "proportional" turn, the others stand still (Gemma 4).
     """
 
     kind: str
@@ -34,6 +35,7 @@ class RopeSpec:
     attention_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    turning_pairs: int = 0
 
     def prompt_borders(self, max_model_len: int) -> Sequence[int]:
         """Ascending prompt lengths past which the keys of a prompt are rotated otherwise: two prompts may
