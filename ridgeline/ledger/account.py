@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cost import (
-    ALONE,
-    ALONE_KEYS,
     CONTEXT,
     DISTINCT,
+    FEW,
+    FEW_KEYS,
+    FEW_PAIRS,
     PAIRS,
     Form,
     Router,
@@ -82,9 +83,9 @@ class Account:
         return found
 
     @property
-    def alone(self) -> bool:
-        """True when a line counts rows of one token apart."""
-        return any(name in (ALONE, ALONE_KEYS) for name, _ in self._terms())
+    def few(self) -> bool:
+        """True when a line counts rows of few tokens apart."""
+        return any(name in (FEW, FEW_PAIRS, FEW_KEYS) for name, _ in self._terms())
 
     def _terms(self) -> list[Term]:
         return [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)

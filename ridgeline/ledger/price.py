@@ -19,7 +19,7 @@ class Price:
     def __init__(self, account: Account, device: HardwareSpec, *, flops_per_s: float) -> None:
         assert not any(line.sent for line in account.lines), "one device sends nothing"
         self._routers = account.layers_by_router()
-        self._summer = Summer(account.windows, self._routers, alone=account.alone)
+        self._summer = Summer(account.windows, self._routers, few=account.few)
         self._num_lines = len(account.lines)
         read = np.stack([self._row(line.read) * line.count for line in account.lines])
         written = np.stack([self._row(line.written) * line.count for line in account.lines])

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.spec.cost import (
-    ALONE,
-    ALONE_KEYS,
     CONTEXT,
     DISTINCT,
+    FEW,
+    FEW_KEYS,
+    FEW_PAIRS,
+    MOST_FEW,
     ONE,
     PAIRS,
     PROJECTED,
@@ -59,19 +61,19 @@ class Summer:
     """Sums of steps as vectors over a fixed order of terms.
 
     windows: the attention windows of the model, None for full attention. A query at position t sees
-    min(t + 1, window) keys (`spec.cache.Window`). routers: those of its mixtures of experts. alone:
-    whether rows of one token are counted apart too.
+    min(t + 1, window) keys (`spec.cache.Window`). routers: those of its mixtures of experts. few:
+    whether rows of at most MOST_FEW tokens are counted apart too.
     """
 
     def __init__(self, windows: Iterable[int | None], routers: Iterable[Router] = (), *,
-                 alone: bool = False) -> None:
+                 few: bool = False) -> None:
         self.windows = tuple(dict.fromkeys(windows))
         self._bounded = tuple(window for window in self.windows if window is not None)
         pairs = tuple((name, window) for window in self.windows for name in (PAIRS, CONTEXT))
         self._routers = tuple(dict.fromkeys(routers))
         chosen = tuple((DISTINCT, router) for router in self._routers)
-        self._alone = alone
-        apart = ((ALONE, None), (ALONE_KEYS, None)) if alone else ()
+        self._few = few
+        apart = ((FEW, None), (FEW_PAIRS, None), (FEW_KEYS, None)) if few else ()
         self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs + chosen + apart
 
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:
@@ -86,10 +88,12 @@ class Summer:
                 tokens += self._later_tokens(start_R[chunks].tolist(), count_R[chunks].tolist(), seen)
         if self._routers:
             seen = [*seen, *(expected_distinct(router, tokens) for router in self._routers)]
-        if self._alone:
-            single_R = count_R == 1
-            single = float(np.count_nonzero(single_R))
-            seen = [*seen, single, float(start_R.dot(single_R)) + single]
+        if self._few:
+            few_R = count_R <= MOST_FEW
+            count_F = count_R[few_R].astype(np.float64)
+            end_F = start_R[few_R] + count_F
+            pairs = float(end_F.dot(count_F) - count_F.dot(count_F - 1) / 2)
+            seen = [*seen, float(count_F.sum()), pairs, float(end_F.sum())]
         return np.array([1.0, tokens, rows, float(projected), float(projected > 0), *seen])
 
     def _first_tokens(self, start_R: NDArray[Any], rows: float) -> list[float]:
@@ -144,8 +148,8 @@ class Summer:
             sums_SN[len(_SCALARS) + 2 * i:len(_SCALARS) + 2 * i + 2] = keys_N
         for i, (_, top_k) in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
             sums_SN[i] = top_k
-        if self._alone:
-            sums_SN[-1] = start_N + 1
+        if self._few:
+            sums_SN[-2:] = start_N + 1
         return sums_SN
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
@@ -154,4 +158,4 @@ class Summer:
         seen = values[len(_SCALARS):]
         return StepSums(tokens=values[1], rows=values[2], projected=values[3],
                         windows={w: (seen[2 * i], seen[2 * i + 1]) for i, w in enumerate(self.windows)},
-                        alone=seen[-2] if self._alone else 0, alone_keys=seen[-1] if self._alone else 0)
+                        few=(seen[-3], seen[-2], seen[-1]) if self._few else (0, 0, 0))

@@ -91,7 +91,7 @@ def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, o
     spec = _finished(model_spec(config, str(folder / "config.json")), embed, generation)
     sources = {} if dummy else weight_sources(spec)
     if not dummy:
-        _check(folder, tensors, sources, spec)
+        _check(folder, tensors, sources, spec, config)
     return Checkpoint(name=name, path=folder, config=config, generation_config=generation, spec=spec,
                       dummy=dummy, tensors=tensors, sources=sources)
 
@@ -103,7 +103,7 @@ def _open_gguf(path: Path, name: str, dummy: bool, overrides: Mapping[str, objec
     tensors = {} if dummy else {n: t for n, t in file.tensors.items() if n not in ROPE_TENSORS}
     sources = {} if dummy else weight_sources(spec, gguf=True)
     if not dummy:
-        _check(path, tensors, sources, spec)
+        _check(path, tensors, sources, spec, config)
     return Checkpoint(name=name, path=path, config=config, generation_config=gguf_sampling(file.metadata),
                       spec=spec, dummy=dummy, tensors=tensors, sources=sources)
 
@@ -117,7 +117,7 @@ def _finished(spec: ModelSpec, embed: StoredTensor | None, generation: Mapping[s
 
 
 def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source],
-           spec: ModelSpec) -> None:
+           spec: ModelSpec, config: Mapping[str, object]) -> None:
     """Every weight has its tensors, and every tensor is some weight's (a bias left over is an error)."""
     wanted = {name for source in sources.values() for name in source.tensor_names}
     missing = sorted(wanted - tensors.keys())
@@ -127,9 +127,13 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
                               "is not that of these weights")
     for name, param in spec.params():
         _check_shape(name, param, sources[name], tensors)
+    further = config.get("num_nextn_predict_layers")  # layers that predict tokens after the next: not run
+    numbers = range(len(spec.layers), len(spec.layers) + (further if isinstance(further, int) else 0))
+    spare = tuple(f"model.layers.{number}." for number in numbers)
     tied = "lm_head.weight" if spec.tied_embeddings else ""  # some writers store the embedding a second time
     extra = sorted(name for name in tensors.keys() - wanted
-                   if name != tied and not name.endswith("rotary_emb.inv_freq"))
+                   if name != tied and not name.endswith("rotary_emb.inv_freq")
+                   and not name.startswith(spare))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "

@@ -2,7 +2,7 @@
 
 A step is summed once: tokens, rows, projected positions, whether any position is projected at all, for each
 distinct attention window of the model the (query, key) pairs that are visible and the keys that are read, and
-for each distinct router the experts that the step's tokens are expected to choose. Rows of one token, which
+for each distinct router the experts that the step's tokens are expected to choose. Rows of few tokens, which
 some blocks compute otherwise than chunks, are counted apart as well. A cost line has a vector of coefficients
 over them.
 """
@@ -12,21 +12,22 @@ from dataclasses import dataclass
 
 ONE, TOKENS, ROWS, PROJECTED, PROJECTS = "one", "tokens", "rows", "projected", "projects"
 PAIRS, CONTEXT, DISTINCT = "pairs", "context", "distinct"
-ALONE, ALONE_KEYS = "alone", "alone_keys"
+FEW, FEW_PAIRS, FEW_KEYS = "few", "few_pairs", "few_keys"
+MOST_FEW = 8  # tokens of a row that verifies drafts, at most
 Router = tuple[int, int]  # (experts, experts a token chooses)
 Term = tuple[str, int | Router | None]  # PAIRS and CONTEXT of a window (None: full)
 Form = tuple[tuple[Term, float], ...]
 
 
 def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float = 0, projects: float = 0,
-         pairs: float = 0, context: float = 0, window: int | None = None, alone: float = 0,
-         alone_keys: float = 0) -> Form:
+         pairs: float = 0, context: float = 0, window: int | None = None, few: float = 0,
+         few_pairs: float = 0, few_keys: float = 0) -> Form:
     """A linear form; zero coefficients are left out. window applies to pairs and context; projects counts
-    once in a step that projects any position; alone counts rows of one token, alone_keys the keys before and
-    at them."""
+    once in a step that projects any position; few counts the tokens of rows that have few, few_pairs and
+    few_keys their pairs and context."""
     items = ((ONE, None, one), (TOKENS, None, tokens), (ROWS, None, rows), (PROJECTED, None, projected),
              (PROJECTS, None, projects), (PAIRS, window, pairs), (CONTEXT, window, context),
-             (ALONE, None, alone), (ALONE_KEYS, None, alone_keys))
+             (FEW, None, few), (FEW_PAIRS, None, few_pairs), (FEW_KEYS, None, few_keys))
     return tuple(((name, w), float(value)) for name, w, value in items if value)
 
 
@@ -82,15 +83,15 @@ class StepSums:
     """A step in numbers; `ledger.sums` makes one.
 
     windows: each distinct window (None: full) -> (pairs, context). pairs: visible (query, key) pairs summed
-    over rows. context: keys read, each row's once. alone: rows of one token, alone_keys: their contexts.
+    over rows. context: keys read, each row's once. few: (tokens, pairs, context) of the rows of at most
+    MOST_FEW tokens.
     """
 
     tokens: int
     rows: int
     projected: int
     windows: dict[int | None, tuple[int, int]]
-    alone: int = 0
-    alone_keys: int = 0
+    few: tuple[int, int, int] = (0, 0, 0)
 
     def value(self, term: Term) -> float:
         name, of = term
@@ -104,5 +105,5 @@ class StepSums:
             return float(self.windows[of][0])
         if name == CONTEXT:
             return float(self.windows[of][1])
-        return float({TOKENS: self.tokens, ROWS: self.rows, PROJECTED: self.projected, ALONE: self.alone,
-                      ALONE_KEYS: self.alone_keys}[name])
+        few = dict(zip((FEW, FEW_PAIRS, FEW_KEYS), self.few))
+        return float({TOKENS: self.tokens, ROWS: self.rows, PROJECTED: self.projected, **few}[name])

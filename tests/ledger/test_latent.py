@@ -15,7 +15,7 @@ UP_BYTES = HEADS * (NOPE + VALUE) * LATENT * 2
 def attention(step: Step) -> tuple[float, float]:
     """(FLOPs, bytes read) of one layer of DeepSeek-V3."""
     acct = uniform(shape("deepseek-v3"))
-    sums = Summer(acct.windows, acct.layers_by_router(), alone=acct.alone).sums(
+    sums = Summer(acct.windows, acct.layers_by_router(), few=acct.few).sums(
         step.start, step.count, step.num_sampled)
     (line,) = (x for x in acct.at(sums) if x.op == "attention")
     return line.flops / LAYERS, line.read_bytes / LAYERS
@@ -42,9 +42,9 @@ def test_prompts_are_expanded() -> None:
 
 
 def test_a_step_of_both_is_their_sum() -> None:
-    """Rows of one token are told from chunks, by the fast price and by its slow twin."""
-    mixed = Step([(499, 1), (50, 20), (7, 1), *[(3, 5)] * 9])
-    parts = [Step([(499, 1), (7, 1)]), Step([(50, 20), *[(3, 5)] * 9])]
+    """Rows of few tokens are told from chunks, by the fast price and by its slow twin."""
+    mixed = Step([(499, 1), (50, 20), (7, 1), *[(3, 12)] * 9, (100, 3)])
+    parts = [Step([(499, 1), (7, 1), *[(100 + i, 1) for i in range(3)]]), Step([(50, 20), *[(3, 12)] * 9])]
     assert attention(mixed)[0] == sum(attention(part)[0] for part in parts)
     acct = uniform(shape("deepseek-v3"))
     device = hardware("h100")

@@ -69,6 +69,7 @@ class MlaSpec:
     def cost(self) -> tuple[CostLine, ...]:
         h, m, c, r = self.hidden_size, self.num_heads, self.latent_dim, self.rope.rotary_dim
         up = 2.0 * self.up_size * c  # of one latent into keys and values, or of one decode the other way
+        # rows of few tokens are priced absorbed, all others expanded
         absorbed, expanded = 2.0 * m * (2 * c + r), 2.0 * m * (self.nope_dim + r + self.value_dim)
         queries = () if self.q_rank is None else (
             CostLine(op="q", flops=form(tokens=2.0 * self.q_size * self.q_rank),
@@ -79,7 +80,8 @@ class MlaSpec:
                      cache_written=form(tokens=self.entry_dim)),
             *queries,
             CostLine(op="attention", weights=("up.weight",), cache_read=form(context=self.entry_dim),
-                     flops=form(context=up, pairs=expanded, alone=up, alone_keys=absorbed - expanded - up)),
+                     flops=form(context=up, pairs=expanded, few=up, few_pairs=absorbed - expanded,
+                                few_keys=-up)),
             CostLine(op="out", flops=form(tokens=2.0 * m * self.value_dim * h), weights=("out.weight",)),
         )
 
