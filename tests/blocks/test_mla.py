@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.mla.reference import absorb, latent_attention
+from ridgeline.blocks.mla.reference import absorb, expanded, latent_attention
 from ridgeline.blocks.mla.spec import MlaSpec
-from ridgeline.blocks.paged import plan_attention
+from ridgeline.blocks.paged import Chunk, plan_attention
 from ridgeline.blocks.step import GroupStep, Step
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
@@ -80,6 +80,19 @@ def test_decodes_alone_are_decodes_in_company() -> None:
     together = absorb(q_SMD, up_MNC)
     for row in (0, 7, 32):
         assert torch.allclose(absorb(q_SMD[row:row + 1], up_MNC)[0], together[row], rtol=1e-6, atol=1e-6)
+
+
+def test_heads_may_be_expanded_one_by_one() -> None:
+    """Long prefixes are expanded a few heads at a time: the same numbers."""
+    random = torch.Generator().manual_seed(2)
+    q_TMD = torch.randn(6, HEADS, NOPE + ROTARY, generator=random)
+    seen_KE = torch.randn(20, SPEC.entry_dim, generator=random)
+    up_MUC = torch.randn(HEADS, NOPE + VALUE, LATENT, generator=random)
+    chunk = Chunk(tokens=slice(0, 6), start=14, first_key=0, pages=torch.empty(0), skip=0)
+    want = naive(q_TMD, seen_KE, up_MUC, 14)
+    for held in (1, 2 * 20 * (NOPE + VALUE), 1 << 20):
+        got = expanded(q_TMD, seen_KE, chunk, up_MUC, NOPE, SPEC.scale, held=held)
+        assert torch.allclose(got, want, atol=1e-5), held
 
 
 def test_an_entry_is_the_latent_and_one_rotary_key() -> None:

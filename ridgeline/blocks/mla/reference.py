@@ -6,7 +6,7 @@ the entries as they are, as one key whose first C elements are the value; expand
 products.
 
 Legend: T tokens, S rows, M heads, C latent width, R rotary width, E = C + R, N key width without position,
-D = N + R, V value width, U = N + V, K keys.
+D = N + R, V value width, U = N + V, K keys, G some of the heads.
 """
 
 import torch
@@ -22,6 +22,8 @@ from ridgeline.blocks.paged import (
     query_blocks,
     write,
 )
+
+HELD = 1 << 23  # numbers of a chunk's keys and values that are expanded at once
 
 
 def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: AttentionPlan, up_MUC: Tensor, *,
@@ -66,17 +68,21 @@ def _absorbed(q_SME: Tensor, entries: Tensor, batch: DecodeBatch, scratch: Tenso
     return torch.bmm(scores_SMK.softmax(-1).to(q_SME.dtype), kept_SKE[..., :latent])
 
 
-def expanded(q_TMD: Tensor, seen_KE: Tensor, chunk: Chunk, up_MUC: Tensor, nope: int,
-             scale: float) -> Tensor:
-    """[T, M, V] of one row's chunk: its keys and values are made of the latents, head by head."""
-    heads, _, latent = up_MUC.shape
-    kv_KMU = linear(seen_KE[:, :latent], up_MUC.flatten(0, 1)).unflatten(1, (heads, -1))
-    rotary_KMR = seen_KE[:, None, latent:].expand(-1, heads, -1)
-    k_MKD = torch.cat((kv_KMU[..., :nope], rotary_KMR), -1).transpose(0, 1)
-    v_MKV, q_MTD = kv_KMU[..., nope:].transpose(0, 1), q_TMD.transpose(0, 1)
-    out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], v_MKV.shape[2])
-    for queries, keys, seen in query_blocks(chunk, len(q_TMD), None, q_TMD.device):
-        out = scaled_dot_product_attention(q_MTD[None, :, queries], k_MKD[None, :, keys],
-                                           v_MKV[None, :, keys], attn_mask=seen, scale=scale)
-        out_TMV[queries] = out[0].transpose(0, 1)
+def expanded(q_TMD: Tensor, seen_KE: Tensor, chunk: Chunk, up_MUC: Tensor, nope: int, scale: float, *,
+             held: int = HELD) -> Tensor:
+    """[T, M, V] of one row's chunk: its keys and values are made of the latents, some heads at a time, so
+    that about `held` numbers of either are there at once."""
+    heads, rows, latent = up_MUC.shape
+    out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], rows - nope)
+    most = max(1, held // (rows * len(seen_KE)))
+    for begin in range(0, heads, most):
+        some = slice(begin, begin + most)
+        kv_KGU = linear(seen_KE[:, :latent], up_MUC[some].flatten(0, 1)).unflatten(1, (-1, rows))
+        rotary_KGR = seen_KE[:, None, latent:].expand(-1, kv_KGU.shape[1], -1)
+        k_GKD = torch.cat((kv_KGU[..., :nope], rotary_KGR), -1).transpose(0, 1)
+        v_GKV, q_GTD = kv_KGU[..., nope:].transpose(0, 1), q_TMD[:, some].transpose(0, 1)
+        for queries, keys, seen in query_blocks(chunk, len(q_TMD), None, q_TMD.device):
+            out = scaled_dot_product_attention(q_GTD[None, :, queries], k_GKD[None, :, keys],
+                                               v_GKV[None, :, keys], attn_mask=seen, scale=scale)
+            out_TMV[queries, some] = out[0].transpose(0, 1)
     return out_TMV
