@@ -57,7 +57,10 @@ def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> Ten
     """Logits [tokens, vocabulary] of one forward pass over the whole text, without a cache."""
     with torch.no_grad():
         tokens = torch.tensor([ids])
-        return model(input_ids=tokens, position_ids=torch.arange(len(ids))[None], use_cache=False).logits[0]
+        places = torch.arange(len(ids))[None]
+        # Gemma 4 drops positions unless asked for hidden states, and fails at that without per-layer inputs
+        return model(input_ids=tokens, position_ids=places, use_cache=False,
+                     output_hidden_states=model.config.model_type == "gemma4_text").logits[0]
 
 
 def old_spelling(folder: Path) -> None:

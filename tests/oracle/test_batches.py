@@ -12,13 +12,18 @@ from tests.invariance.driver import Job, Setup, Tiny
 from tests.oracle.ours import Ours
 from tests.oracle.reference import VOCAB, reference_logits, reference_model
 from tests.oracle.test_families import CASES, TOLERANCE, text
+from tests.oracle.test_latent import CASES as LATENT
+from tests.oracle.test_shared import FIELDS as SHARED
+
+MORE = {**CASES, **LATENT, "gemma 4": ("Gemma4ForCausalLM", SHARED)}
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen2-moe", "gemma 2", "gemma 3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "case", ["mixtral", "qwen2-moe", "gemma 2", "gemma 3", "gpt-oss", "deepseek-v3", "gemma 4"])
 def test_a_batch_of_mixed_lengths_equals_the_reference(tmp_path: Path, case: str) -> None:
     """Prompts in chunks beside decodes: log-probabilities of every place that was sampled."""
     torch.set_num_threads(1)
-    name, fields = CASES[case]
+    name, fields = MORE[case]
     model = reference_model(name, **fields)
     model.save_pretrained(tmp_path)
     ours = Ours(tmp_path)

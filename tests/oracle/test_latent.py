@@ -1,5 +1,5 @@
-"""Latent attention against tiny random transformers models: float32, logits within 1e-4, whole, in chunks,
-token by token and in a batch of mixed lengths."""
+"""Latent attention against tiny random transformers models: float32, logits within 1e-4, whole, in chunks
+and token by token."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.oracle.batches import batched
 from tests.oracle.ours import Ours
 from tests.oracle.reference import old_spelling, reference_logits, reference_model
 from tests.oracle.test_families import TOLERANCE, pieces, text
@@ -24,12 +23,12 @@ def yarn(mscale: float, mscale_all_dim: float) -> dict[str, object]:
 
 
 CASES: dict[str, tuple[str, dict[str, object]]] = {
-    "deepseek-v2-lite": ("DeepseekV2ForCausalLM", {
+    "deepseek-v2-lite": ("DeepseekV2ForCausalLM", SIZES | {
         "q_lora_rank": None, "n_shared_experts": 2, "topk_method": "greedy", **yarn(0.707, 0.5)}),
-    "deepseek-v2": ("DeepseekV2ForCausalLM", {
+    "deepseek-v2": ("DeepseekV2ForCausalLM", SIZES | {
         "q_lora_rank": 24, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 4,
         "topk_group": 2, "routed_scaling_factor": 16.0}),
-    "deepseek-v3": ("DeepseekV3ForCausalLM", {
+    "deepseek-v3": ("DeepseekV3ForCausalLM", SIZES | {
         "q_lora_rank": 24, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 2.5, **yarn(1.0, 1.0)}),
 }
@@ -38,20 +37,19 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_the_reference(tmp_path: Path, case: str) -> None:
     """Protects: both roads of latent attention, its names and row order, yarn's factors, all routers."""
+    torch.set_num_threads(1)
     name, fields = CASES[case]
-    model = reference_model(name, **SIZES, **fields)
+    model = reference_model(name, **fields)
     model.save_pretrained(tmp_path)
     if name == "DeepseekV3ForCausalLM":  # as published: with a layer that predicts the token after the next
         file = tmp_path / "model.safetensors"
         save_file(load_file(file) | {"model.layers.3.eh_proj.weight": torch.zeros(64, 128)}, file)
     if "rope_parameters" in fields:
         old_spelling(tmp_path)
-    ours, texts = Ours(tmp_path), [text(length) for length in (37, 77, 5, 30)]
+    ours, texts = Ours(tmp_path), [text(length) for length in (37, 77)]
     wants = [reference_logits(model, ids) for ids in texts]
-    for ids, want in zip(texts[:2], wants, strict=False):
+    for ids, want in zip(texts, wants, strict=True):
         assert want.std() > 0.3
         for chunks in (None, pieces(len(ids), seed=1)):
             assert (ours.logits(ids, chunks) - want).abs().max() < TOLERANCE, chunks
     assert (ours.logits(texts[0], [1] * 37) - wants[0]).abs().max() < TOLERANCE
-    for got, want in zip(batched(ours, texts), wants, strict=True):
-        assert (got - want).abs().max() < TOLERANCE
