@@ -62,6 +62,10 @@ class AttentionPlan:
     chunks: tuple[Chunk, ...]
     scratch: Tensor
 
+    def write(self, entries: Tensor, new_TE: Tensor) -> None:
+        """Put each token's entry in its place. new_TE has the dtype and inner shape of entries."""
+        entries.index_put_((self.pages_T, self.offsets_T), new_TE)
+
 
 def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
                    written: bool = False) -> AttentionPlan:
@@ -87,11 +91,6 @@ def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | 
     most = max((*(len(d.pages) for d in decodes), *(len(c.pages) for c in chunks)), default=0)
     return AttentionPlan(pages_T=group.slots_T // tokens, offsets_T=group.slots_T % tokens, decodes=decodes,
                          chunks=tuple(chunks), scratch=entries.new_empty(most, entries[0].numel()))
-
-
-def write(entries: Tensor, plan: AttentionPlan, new_TE: Tensor) -> None:
-    """Put each token's entry in its place. new_TE has the dtype and inner shape of entries."""
-    entries.index_put_((plan.pages_T, plan.offsets_T), new_TE)
 
 
 def decode_keys(entries: Tensor, batch: DecodeBatch, scratch: Tensor, dtype: torch.dtype) -> Tensor:

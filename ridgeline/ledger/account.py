@@ -10,21 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
-from ridgeline.spec.cost import (
-    CONTEXT,
-    DISTINCT,
-    FEW,
-    FEW_KEYS,
-    FEW_PAIRS,
-    PAIRS,
-    Form,
-    Router,
-    StepSums,
-    Term,
-    add,
-    form,
-    scale,
-)
+from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW, PAIRS, Form, Router, StepSums, Term, add, form, scale
 from ridgeline.spec.model import ModelSpec
 
 WeightBytes = Callable[[str, ParamSpec], float]
@@ -85,7 +71,7 @@ class Account:
     @property
     def few(self) -> bool:
         """True when a line counts rows of few tokens apart."""
-        return any(name in (FEW, FEW_PAIRS, FEW_KEYS) for name, _ in self._terms())
+        return any(name in FEW for name, _ in self._terms())
 
     def _terms(self) -> list[Term]:
         return [term for line in self.lines for one in (line.flops, line.read, line.written, line.sent)

@@ -13,8 +13,6 @@ from ridgeline.spec.cost import (
     CONTEXT,
     DISTINCT,
     FEW,
-    FEW_KEYS,
-    FEW_PAIRS,
     MOST_FEW,
     ONE,
     PAIRS,
@@ -73,7 +71,7 @@ class Summer:
         self._routers = tuple(dict.fromkeys(routers))
         chosen = tuple((DISTINCT, router) for router in self._routers)
         self._few = few
-        apart = ((FEW, None), (FEW_PAIRS, None), (FEW_KEYS, None)) if few else ()
+        apart = tuple((name, None) for name in FEW) if few else ()
         self.terms: tuple[Term, ...] = tuple((name, None) for name in _SCALARS) + pairs + chosen + apart
 
     def vector(self, start: Counts, count: Counts, projected: int) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
-from ridgeline.blocks.norm_rope.spec import RopeSpec, yarn_mscale
+from ridgeline.blocks.norm_rope.spec import yarn_mscale
 from ridgeline.models.names import HF, Names, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
@@ -76,11 +76,13 @@ class DeepSeek:
         nope, rotary = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
         rope = read_rope(config, head_dim=rotary, aliases={},
                          max_position=config.size("max_position_embeddings", self.max_position))
+        # what yarn multiplies the scores by, beside its factor on cos and sin
+        mscale = yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
         return MlaSpec(
             hidden_size=hidden, num_heads=config.size("num_attention_heads"),
             q_rank=config.optional_integer("q_lora_rank", 1536), latent_dim=config.size("kv_lora_rank", 512),
             nope_dim=nope, value_dim=config.size("v_head_dim", 128), norm_eps=eps, latent_eps=LATENT_EPS,
-            rope=rope, scale=(nope + rotary) ** -0.5 * _mscale(rope) ** 2)
+            rope=rope, scale=(nope + rotary) ** -0.5 * mscale**2)
 
     def _moe(self, config: ConfigReader, hidden: int, eps: float) -> MoeSpec:
         inner = config.size("moe_intermediate_size")
@@ -115,11 +117,6 @@ class DeepSeek:
 def _fixed(config: ConfigReader, **values: bool | int | str) -> None:
     for name, value in values.items():
         config.fixed(name, value)
-
-
-def _mscale(rope: RopeSpec) -> float:
-    """What yarn multiplies the softmax scale by, squared, beside its factor on cos and sin."""
-    return yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
 
 
 def _queries(spec: MlaSpec, ours: str, theirs: str) -> dict[str, Source]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 ONE, TOKENS, ROWS, PROJECTED, PROJECTS = "one", "tokens", "rows", "projected", "projects"
 PAIRS, CONTEXT, DISTINCT = "pairs", "context", "distinct"
-FEW, FEW_PAIRS, FEW_KEYS = "few", "few_pairs", "few_keys"
+FEW = FEW_TOKENS, FEW_PAIRS, FEW_KEYS = "few", "few_pairs", "few_keys"
 MOST_FEW = 8  # tokens of a row that verifies drafts, at most
 Router = tuple[int, int]  # (experts, experts a token chooses)
 Term = tuple[str, int | Router | None]  # PAIRS and CONTEXT of a window (None: full)
@@ -27,7 +27,7 @@ def form(*, one: float = 0, tokens: float = 0, rows: float = 0, projected: float
     few_keys their pairs and context."""
     items = ((ONE, None, one), (TOKENS, None, tokens), (ROWS, None, rows), (PROJECTED, None, projected),
              (PROJECTS, None, projects), (PAIRS, window, pairs), (CONTEXT, window, context),
-             (FEW, None, few), (FEW_PAIRS, None, few_pairs), (FEW_KEYS, None, few_keys))
+             (FEW_TOKENS, None, few), (FEW_PAIRS, None, few_pairs), (FEW_KEYS, None, few_keys))
     return tuple(((name, w), float(value)) for name, w, value in items if value)
 
 
@@ -105,5 +105,5 @@ class StepSums:
             return float(self.windows[of][0])
         if name == CONTEXT:
             return float(self.windows[of][1])
-        few = dict(zip((FEW, FEW_PAIRS, FEW_KEYS), self.few))
+        few = dict(zip(FEW, self.few))
         return float({TOKENS: self.tokens, ROWS: self.rows, PROJECTED: self.projected, **few}[name])

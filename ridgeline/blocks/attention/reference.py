@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ridgeline.blocks.paged import (
-    AttentionPlan,
-    Chunk,
-    DecodeBatch,
-    chunk_keys,
-    decode_keys,
-    query_blocks,
-    write,
-)
+from ridgeline.blocks.paged import AttentionPlan, Chunk, DecodeBatch, chunk_keys, decode_keys, query_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +37,7 @@ def paged_attention(q_TMD: Tensor, kv_T2GD: Tensor | None, entries: Tensor, plan
     attention runs in that of q. The keys that a row does not see may hold anything, NaN included.
     """
     if kv_T2GD is not None:
-        write(entries, plan, kv_T2GD)
+        plan.write(entries, kv_T2GD)
     out_TMD = torch.empty_like(q_TMD, memory_format=torch.contiguous_format)
     for batch in plan.decodes:
         out_TMD[batch.rows] = _decode(q_TMD[batch.rows], entries, batch, plan.scratch, scoring)

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ridgeline.blocks.paged import (
-    AttentionPlan,
-    Chunk,
-    DecodeBatch,
-    chunk_keys,
-    decode_keys,
-    query_blocks,
-    write,
-)
+from ridgeline.blocks.paged import AttentionPlan, Chunk, DecodeBatch, chunk_keys, decode_keys, query_blocks
 
 HELD = 1 << 23  # numbers of a chunk's keys and values that are expanded at once
 
@@ -33,7 +25,7 @@ def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: Atten
     up_MUC: each head's N rows of keys, then V of values. new_TE has the dtype of entries [N, P, E]. The
     first num_decodes tokens are rows of their own. Entries that a row does not see may hold anything.
     """
-    write(entries, plan, new_TE)
+    plan.write(entries, new_TE)
     nope = q_TMD.shape[2] + up_MUC.shape[2] - new_TE.shape[1]
     out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], up_MUC.shape[1] - nope)
     if num_decodes:
