@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
-from ridgeline.models import dense
+from ridgeline.models import dense, hybrid
 from ridgeline.models.read import ConfigReader
 from ridgeline.models.sources import Source
 from ridgeline.spec.model import ModelSpec
@@ -22,7 +22,8 @@ class Family(Protocol):
 
 
 FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
-    dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3)})
+    dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3,
+    hybrid.MAMBA2, hybrid.BAMBA, hybrid.QWEN35)})
 
 
 def model_spec(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:

@@ -20,14 +20,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The parts of one weight, concatenated on rows in this order."""
+    """The parts of one weight, concatenated on rows in this order. added: to every number of it (norms that
+    files hold less one)."""
 
     parts: tuple[Part, ...]
+    added: float = 0.0
 
 
-def one(name: str) -> Source:
-    """A weight that the checkpoint holds as it is."""
-    return Source(parts=(Part(name=name),))
+def one(name: str, added: float = 0.0) -> Source:
+    """A weight that the checkpoint holds as it is, less `added`."""
+    return Source(parts=(Part(name=name),), added=added)
 
 
 def stacked(names: Sequence[str], rows: Sequence[int], interleaved_heads: Sequence[int] = ()) -> Source:

@@ -93,10 +93,10 @@ class _Files:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def weight(self, name: str, param: ParamSpec, source: str) -> SourceWeight:
-        tensors = self._checkpoint.tensors
-        parts = [(part, tensors[part.name]) for part in self._checkpoint.sources[source].parts]
+        tensors, found = self._checkpoint.tensors, self._checkpoint.sources[source]
+        parts = [(part, tensors[part.name]) for part in found.parts]
         mapped = [(part, tensor, self._rows(tensor)) for part, tensor in parts]
-        return _FileWeight(name, param, mapped, self._pool)
+        return _FileWeight(name, param, mapped, self._pool, found.added)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """[R, B] view of the mapped file."""
@@ -110,9 +110,11 @@ class _FileWeight:
     """A SourceWeight of mapped tensors."""
 
     def __init__(self, name: str, param: ParamSpec,
-                 parts: list[tuple[Part, StoredTensor, NDArray[np.uint8]]], pool: ThreadPoolExecutor) -> None:
+                 parts: list[tuple[Part, StoredTensor, NDArray[np.uint8]]], pool: ThreadPoolExecutor,
+                 added: float) -> None:
         self.name = name
         self.param = param
+        self._added = added
         self._parts = parts
         self._pool = pool
 
@@ -136,7 +138,7 @@ class _FileWeight:
         for part, tensor, raw_RB in self._parts:
             self._fill(out[start:start + tensor.rows], part, tensor, raw_RB)
             start += tensor.rows
-        return out
+        return out.add_(self._added) if self._added else out
 
     def _fill(self, out: Tensor, part: Part, tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> None:
         """Decode one tensor into its rows of a weight, slice by slice; quantized slices on several

@@ -23,8 +23,9 @@ from ridgeline.kernels.rotate_write import rotate_write
 
 
 def fits(spec: AttentionSpec) -> bool:
-    """True when the kernels serve heads of this geometry."""
-    return not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
+    """True when the kernels serve heads of this geometry, and nothing stands between them and the output."""
+    unfit = unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
+    return not spec.out_gate and not unfit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
