@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ridgeline.blocks.norm_rope.spec import RopeSpec, prompt_borders
-from ridgeline.nn.build import build_model
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
+from tests.helpers import tiny_rope, tiny_spec, tokens_of
 from tests.invariance.driver import Job, Setup, Tiny
 
 LONG = tuple(float(2**i) for i in range(1, 5))
@@ -25,9 +23,7 @@ class Scaled(Tiny):
     """The tiny model with another rotary embedding. borders: whether the scheduler is told of them."""
 
     def __init__(self, rope: RopeSpec, *, borders: bool = True) -> None:
-        super().__init__((None,))
-        self.spec = tiny_spec(rope=rope)
-        self.model = build_model(self.spec, tiny_weights(self.spec), torch.float32)
+        super().__init__(tiny_spec(rope=rope))
         self.borders = borders
 
     def _executor(self, setup: Setup) -> LocalExecutor:
