@@ -115,7 +115,8 @@ class Tiny:
                             snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes)
         scheduler = Scheduler(
             executor.capacity(), manager, POLICIES[setup.policy](),
-            max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows, eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
+            max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows,
+            eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
         return Loop(scheduler, executor, WallClock())
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
+from ridgeline.blocks.step import Block, Step
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_states
 from tests.invariance.driver import Job, Setup, Tiny
@@ -57,6 +59,30 @@ def test_preempted(tiny: Tiny) -> None:
     work = jobs(most_prompt=20, least_output=10, priorities=3)
     sums = check(tiny, "preempted", setups, one=work, least_jobs=4, examples=3)
     assert sums["num_preemptions"] > 0
+
+
+class OneRow:
+    """A block that raises on more than one row."""
+
+    def __init__(self, block: Block) -> None:
+        self.bind, self.share_key, self.prepare = block.bind, block.share_key, block.prepare
+        self._block = block
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
+        if len(step.starts) > 1:
+            raise MemoryError("more than one row")
+        return self._block(x_TH, step, shared)
+
+
+def test_a_step_that_raises_can_be_run_again(tiny: Tiny) -> None:
+    """The last block breaks every step of several rows, when the states of all others have moved: halved
+    until it goes, the step says what it would have said."""
+    broken = Tiny(tiny.spec)
+    broken.model._modules[-1] = OneRow(broken.model._modules[-1])
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=6, ignore_eos=True)
+    work = [Job(prompt=tuple(range(3, 3 + length)), params=params) for length in (9, 1, 14)]
+    run = broken.run(Setup(), work)
+    assert [run.texts[i, 0].tokens for i in range(3)] == [tiny.alone(job).tokens for job in work]
 
 
 @pytest.mark.soak
