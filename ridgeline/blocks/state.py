@@ -35,15 +35,6 @@ class StateShape:
     key_width: int
     value_width: int
 
-    @property
-    def tail_elements(self) -> int:
-        return (self.conv_width - 1) * self.channels
-
-    @property
-    def num_bytes(self) -> int:
-        """Of a sequence's tail and state, float32."""
-        return 4 * (self.tail_elements + self.heads * self.key_width * self.value_width)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateStep:
@@ -63,7 +54,8 @@ class States:
         self._group = region.group
         self._pages_NF = region.bytes_NB.view(torch.float32)
         size = self._pages_NF.shape[1]
-        self._begin, self._end = (byte // 4 for byte in (region.span[0], region.span[0] + shape.num_bytes))
+        self._begin = region.span[0] // 4
+        self._end = self._begin + region.span[1] // 4
         self._columns = slice(self._begin // size, -(-self._end // size))
 
     def key(self) -> Hashable:
@@ -82,7 +74,7 @@ class States:
         table_SP = step.groups[self._group].table_SP[:, self._columns]
         rows_SF = self._pages_NF.index_select(0, table_SP.flatten()).view(len(table_SP), -1)
         skip = self._begin - self._columns.start * self._pages_NF.shape[1]
-        state_SF = rows_SF[:, skip: skip + self._shape.num_bytes // 4]
+        state_SF = rows_SF[:, skip: skip + self._end - self._begin]
         if shared.fresh is not None:
             state_SF[shared.fresh] = 0.0
         step.landings.append(partial(self._store, table_SP, state_SF))
@@ -102,7 +94,7 @@ class RowStates:
     """The states of a step's rows, decodes first; every operation moves them on."""
 
     def __init__(self, shape: StateShape, state_SF: Tensor, shared: StateStep, num_decodes: int) -> None:
-        tail = shape.tail_elements
+        tail = (shape.conv_width - 1) * shape.channels
         self._tail_SWE = state_SF[:, :tail].unflatten(1, (shape.conv_width - 1, shape.channels))
         self._state_SMKV = state_SF[:, tail:].unflatten(1, (shape.heads, shape.key_width, shape.value_width))
         self._chunks = shared.chunks

@@ -124,7 +124,7 @@ def _mamba(config: ConfigReader, hidden: int, eps: float, names: tuple[str, ...]
     num_heads, inner = config.size(heads, 128), config.integer(expand, 2) * hidden
     head_dim = inner // num_heads if config.stated(width) == "auto" else config.size(width, 64)
     if num_heads * head_dim != inner:
-        raise config.refuse(heads, f"times {head_dim} is not {expand} x hidden_size = {inner}")
+        raise config.refuse(heads, f"times {head_dim} is not {inner // hidden} x hidden_size = {inner}")
     num_groups = config.size(groups, 1)
     if num_heads % num_groups:
         raise config.refuse(groups, f"does not divide {heads} = {num_heads}")
