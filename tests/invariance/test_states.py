@@ -28,7 +28,7 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
 
 def test_batched_and_chunked(tiny: Tiny) -> None:
     setups = st.builds(Setup, max_step_tokens=st.sampled_from([7, 13, 512]), depth=st.integers(1, 2))
-    check(tiny, "batched and chunked", setups, examples=3)
+    check(tiny, "batched and chunked", setups, examples=2)
 
 
 def test_from_snapshots(tiny: Tiny) -> None:
@@ -57,7 +57,7 @@ def test_preempted(tiny: Tiny) -> None:
                        prefix_caching=st.booleans(), max_step_tokens=st.sampled_from([16, 512]),
                        depth=st.integers(1, 2), policy=st.just("priority"), **SNAPSHOTS)
     work = jobs(most_prompt=20, least_output=10, priorities=3)
-    sums = check(tiny, "preempted", setups, one=work, least_jobs=4, examples=3)
+    sums = check(tiny, "preempted", setups, one=work, least_jobs=4, examples=2)
     assert sums["num_preemptions"] > 0
 
 
