@@ -7,6 +7,8 @@ from ridgeline.base.table import Table
 from ridgeline.blocks.attention import gpu
 from ridgeline.blocks.attention.module import Attention
 from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.gated_delta.module import GatedDelta
+from ridgeline.blocks.mamba2.module import Mamba2
 from ridgeline.blocks.mlp.module import Mlp
 from ridgeline.blocks.moe.module import Moe
 from ridgeline.blocks.parts import Parts
@@ -21,4 +23,4 @@ def _attention(spec: AttentionSpec, parts: Parts) -> Block:
 
 # a room's module takes its own room's spec, which a table of all rooms cannot name
 BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {
-    "attention": _attention, "mlp": Mlp, "moe": Moe})
+    "attention": _attention, "gated_delta": GatedDelta, "mamba2": Mamba2, "mlp": Mlp, "moe": Moe})

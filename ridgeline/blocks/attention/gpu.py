@@ -23,8 +23,9 @@ from ridgeline.kernels.rotate_write import rotate_write
 
 
 def fits(spec: AttentionSpec) -> bool:
-    """True when the kernels serve heads of this geometry and what becomes of their scores."""
-    plain = spec.softcap is None and not spec.sinks
+    """True when the kernels serve heads of this geometry, what becomes of their scores, and nothing stands
+    between them and the output."""
+    plain = spec.softcap is None and not spec.sinks and not spec.out_gate
     return plain and not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
 
 

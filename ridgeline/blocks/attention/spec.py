@@ -15,7 +15,8 @@ class AttentionSpec:
     head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full
     attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise). softcap: scores s
     become softcap * tanh(s / softcap), before the mask (Gemma 2). sinks: a learnt score a head stands in the
-    softmax beside the keys' and takes its share to nothing (GPT-OSS).
+    softmax beside the keys' and takes its share to nothing (GPT-OSS). out_gate: what is attended is
+    multiplied by the sigmoid of a gate, whose rows stand behind each head's q in qkv.
     """
 
     hidden_size: int
@@ -32,6 +33,7 @@ class AttentionSpec:
     post_norm: bool = False
     softcap: float | None = None
     sinks: bool = False
+    out_gate: bool = False
 
     @property
     def kind(self) -> str:
@@ -45,8 +47,13 @@ class AttentionSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """Rows of q (with the gate's), k and v."""
+        return (2 if self.out_gate else 1) * self.q_size, self.kv_size, self.kv_size
+
     def params(self) -> tuple[ParamSpec, ...]:
-        rows = self.q_size + 2 * self.kv_size
+        rows = sum(self.qkv_rows)
         found = [ParamSpec(name="norm.weight", shape=(self.hidden_size,), role="norm"),
                  ParamSpec(name="qkv.weight", shape=(rows, self.hidden_size), role="linear", shard=0)]
         if self.qkv_bias:
@@ -65,7 +72,7 @@ class AttentionSpec:
         return tuple(found)
 
     def cost(self) -> tuple[CostLine, ...]:
-        rows = self.q_size + 2 * self.kv_size
+        rows = sum(self.qkv_rows)
         w = self.window_tokens
         return (
             CostLine(op="qkv", flops=form(tokens=2.0 * rows * self.hidden_size),
