@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.gated_delta.spec import GatedDeltaSpec
+from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
@@ -85,6 +87,22 @@ def tiny_shared() -> ModelSpec:
         mine = replace(attention, reads_layer=None if i < 2 else i - 2, lends=i < 2)
         layers.append(LayerSpec(blocks=((name, mine), mlp)))
     return replace(spec, layers=tuple(layers))
+
+
+def tiny_states(kind: str) -> ModelSpec:
+    """A decoder of recurrent blocks: "state" of Mamba-2 alone, "hybrid" with attention in every third layer,
+    "delta" of gated delta and attention in turns."""
+    whole = tiny_spec(num_layers=3)
+    eps, hidden = whole.norm_eps, whole.hidden_size
+    mamba = Mamba2Spec(hidden_size=hidden, num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_width=4,
+                       norm_eps=eps)
+    delta = GatedDeltaSpec(hidden_size=hidden, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8,
+                           conv_width=4, norm_eps=eps)
+    attention, mlp = whole.layers[0].blocks
+    blocks = {"state": [(("mix", mamba),)] * 3,
+              "hybrid": [(("mix", mamba), mlp), (("mix", mamba), mlp), (attention, mlp)],
+              "delta": [(("mix", delta), mlp), (attention, mlp), (("mix", delta), mlp)]}[kind]
+    return replace(whole, layers=tuple(LayerSpec(blocks=layer) for layer in blocks))
 
 
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ Legend: T flat tokens, S rows of the step, P table entries a row, N pages of the
 The first `num_decodes` rows have one token each, so row i's token is token i; prompt chunks follow.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -33,7 +33,8 @@ class Step:
     ids_T, positions_T int64. reach_T int64: max(length of the token's prompt, position + 1), the length
     that position embeddings scale by. lengths_S int32: tokens of each row once the step is done. starts,
     counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
-    group.
+    group. landings: what the blocks owe the cache once the whole step is through: recurrent states, which
+    unlike keys and values must not be written twice when a step is run again.
     """
 
     ids_T: Tensor
@@ -44,6 +45,12 @@ class Step:
     counts: NDArray[np.int64]
     num_decodes: int
     groups: tuple[GroupStep, ...]
+    landings: list[Callable[[], None]] = field(default_factory=list)
+
+    def land(self) -> None:
+        """Nothing of the step is left that could fail: its states go into the cache."""
+        for landing in self.landings:
+            landing()
 
     @property
     def num_tokens(self) -> int:
@@ -52,12 +59,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRegion:
-    """Where one (layer, slot) keeps its entries: bytes_NB uint8 is a strided view of the arena."""
+    """Where one (layer, slot) keeps its entries: bytes_NB uint8 is a strided view of the arena.
+
+    span: of a State, which may take several pages of a row: (first byte, number of bytes) in the row's pages
+    one after another; bytes_NB are then the pages whole. None for the other kinds.
+    """
 
     group: int
     tokens_per_page: int
     bytes_NB: Tensor
     dtype: torch.dtype
+    span: tuple[int, int] | None = None
 
     def entries(self, *shape: int) -> Tensor:
         """The region as [N, tokens_per_page, *shape] of its dtype; the same memory."""

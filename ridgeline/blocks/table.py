@@ -8,6 +8,8 @@ from ridgeline.blocks.attention import gpu
 from ridgeline.blocks.attention.module import Attention
 from ridgeline.blocks.attention.shared import SharedAttention
 from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.gated_delta.module import GatedDelta
+from ridgeline.blocks.mamba2.module import Mamba2
 from ridgeline.blocks.mla.module import Mla
 from ridgeline.blocks.mlp.module import Mlp
 from ridgeline.blocks.moe.module import Moe
@@ -25,4 +27,4 @@ def _attention(spec: AttentionSpec, parts: Parts) -> Block:
 
 # a room's module takes its own room's spec, which a table of all rooms cannot name
 BLOCKS: Table[Callable[[Any, Parts], Block]] = Table("block", {
-    "attention": _attention, "mla": Mla, "mlp": Mlp, "moe": Moe})
+    "attention": _attention, "gated_delta": GatedDelta, "mamba2": Mamba2, "mla": Mla, "mlp": Mlp, "moe": Moe})

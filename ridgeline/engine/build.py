@@ -30,6 +30,7 @@ from ridgeline.engine.sizes import (
     step_bytes,
     step_tokens,
 )
+from ridgeline.engine.snapshots import decide_snapshots
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kv.manager import KVManager
@@ -130,17 +131,21 @@ def build_engine(
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
         executor = _executor(model, capacity, numerics, device, clock, threads)
     _say_paths(model, startup)
-    manager = KVManager(
-        capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache
+    bill = _account(checkpoint.spec, weights, numerics)
+    price = price_of(bill, numerics.name, profile)
+    stride, kept_bytes = decide_snapshots(
+        capacity.layout, capacity.num_pages, price, profile.read_bytes_per_s, startup
     )
+    manager = KVManager(
+        capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache,
+        snapshot_stride=stride, snapshot_bytes=kept_bytes,
+    )  # fmt: skip
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
         cache=config.cache,
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    bill = _account(checkpoint.spec, weights, numerics)
-    price = price_of(bill, numerics.name, profile)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name,

@@ -12,7 +12,7 @@ from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
 from ridgeline.spec.block import BlockSpec
-from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.cache import CacheLayout, State
 from ridgeline.spec.model import ModelSpec
 
 CACHE_SHARE = 4  # the KV cache takes at most one part in so many of the memory that is free
@@ -58,10 +58,15 @@ class GpuRoom:
 
 def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
-    sampling makes of them."""
+    sampling makes of them; and the rows' recurrent states, which a step copies."""
     widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
     return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
-            + num_seqs * spec.vocab_size * 4 * _LOGITS)
+            + num_seqs * (spec.vocab_size * 4 * _LOGITS + _state_bytes(spec)))
+
+
+def _state_bytes(spec: ModelSpec) -> int:
+    """Of one sequence's recurrent states."""
+    return sum(kept.num_bytes for layer in spec.cache(1) for kept in layer if isinstance(kept, State))
 
 
 def _width(block: BlockSpec) -> int:

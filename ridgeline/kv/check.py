@@ -20,6 +20,10 @@ def check_all(rooms: Sequence[Room], tables: Iterable[SeqTable], pool: PagePool,
         for room, group in zip(rooms, table.groups, strict=True):
             refs.update(page for page in group.pages if page != NULL_PAGE)
             _check_group(room, table, group, pool, index)
+        refs.update(page for _, kept in table.snapshots for _, page in kept)
+        positions = [position for position, _ in table.snapshots]
+        assert positions == sorted(positions)
+        assert all(table.num_computed < position <= table.reserved for position in positions)
     indexed = index.pages()
     pool.check(refs, copies.pins(), indexed)
     index.check(block_tokens)

@@ -42,14 +42,14 @@ class Probe:
 class Room(ABC):
     """Rules of one cache group. `leaf_first`: a cached page is worthless without the pages before it.
 
-    `no_reuse`: why prefixes cannot be reused in this group, "" when they can.
+    spaces: of the prefix index, one for each page that is named by one prefix (a state has several).
     """
 
     leaf_first = False
-    no_reuse = ""
 
-    def __init__(self, number: int, group: CacheGroup) -> None:
-        self.number = number
+    def __init__(self, group: CacheGroup, spaces: tuple[int, ...]) -> None:
+        self.number = spaces[0]
+        self.spaces = spaces
         self.group = group
         self.page_tokens = group.tokens_per_page
 
@@ -87,8 +87,12 @@ class Room(ABC):
         """The table entries that serve a prefix which longest() allowed; 0 where none is needed."""
 
     @abstractmethod
-    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+    def shareable(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
         """Of the parent's first num_tokens tokens, how many a fork can share, exactly."""
+
+    def forked(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> list[int]:
+        """The table entries of a fork that shares num_tokens tokens, which shareable() allowed."""
+        return table.pages[:self.num_entries(num_tokens)]
 
 
 class PagedRoom(Room):
@@ -125,7 +129,7 @@ class PagedRoom(Room):
     def pages(self, probe: Probe, num_tokens: int) -> list[int]:
         return _serving(probe, self, 0, num_tokens)
 
-    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+    def shareable(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
         return self._whole_entries(num_tokens)
 
     def _whole_entries(self, num_tokens: int) -> int:
@@ -142,8 +146,8 @@ class WindowRoom(PagedRoom):
 
     leaf_first = False
 
-    def __init__(self, number: int, group: CacheGroup) -> None:
-        super().__init__(number, group)
+    def __init__(self, group: CacheGroup, spaces: tuple[int, ...]) -> None:
+        super().__init__(group, spaces)
         assert group.window_tokens is not None
         self._window = group.window_tokens
 
@@ -172,7 +176,7 @@ class WindowRoom(PagedRoom):
     def pages(self, probe: Probe, num_tokens: int) -> list[int]:
         return _serving(probe, self, self._first_seen(num_tokens), num_tokens)
 
-    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+    def shareable(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
         return num_tokens if table.first <= self._first_seen(num_tokens) else 0
 
     def _first_seen(self, query: int) -> int:
@@ -182,12 +186,10 @@ class WindowRoom(PagedRoom):
 class StateRoom(Room):
     """A fixed number of pages a sequence, rewritten at each step.
 
-    What they hold belongs to one position only, so a prefix could be reused only from a snapshot taken there.
-    None are taken yet: no hit in a model with such a group. A fork shares a state that has not run ahead of
-    it.
+    What they hold belongs to one position only, so a prefix is reused up to the last snapshot that was taken
+    within it (snapshots.py), and what follows is computed again. A fork shares a snapshot of its parent's, or
+    its state itself where that has not run ahead.
     """
-
-    no_reuse = "a recurrent state can only be reused from a snapshot, and none are taken"
 
     def num_entries(self, num_tokens: int) -> int:
         return self.group.state_pages if num_tokens > 0 else 0
@@ -208,13 +210,36 @@ class StateRoom(Room):
         return NEVER
 
     def longest(self, probe: Probe, most: int) -> int:
-        return 0
+        end = most - most % self.group.snapshot_tokens
+        while end and not all(probe.full(space, end) for space in self.spaces):
+            end -= self.group.snapshot_tokens
+        return end
 
     def pages(self, probe: Probe, num_tokens: int) -> list[int]:
-        return []
+        return [probe.full(space, num_tokens) for space in self.spaces] if num_tokens else []
 
-    def shareable(self, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
-        return num_tokens if parent.reserved == parent.num_computed == num_tokens else 0
+    def shareable(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
+        if _rests(parent, num_tokens) or parent.chain is None:
+            return num_tokens if _rests(parent, num_tokens) else 0
+        named = len(parent.chain.blocks) * parent.chain.block_tokens
+        end = min(num_tokens, named) // self.group.snapshot_tokens * self.group.snapshot_tokens
+        while end and not all(self._kept(index, parent.chain, end)):
+            end -= self.group.snapshot_tokens
+        return end
+
+    def forked(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> list[int]:
+        if _rests(parent, num_tokens) or parent.chain is None or not num_tokens:
+            return table.pages[:self.num_entries(num_tokens)]
+        return self._kept(index, parent.chain, num_tokens)
+
+    def _kept(self, index: PrefixIndex, chain: HashChain, num_tokens: int) -> list[int]:
+        digest = chain.digests[num_tokens // chain.block_tokens]
+        return [index.find(space, digest) for space in self.spaces]
+
+
+def _rests(table: SeqTable, num_tokens: int) -> bool:
+    """Whether its state stands at num_tokens and nothing that is reserved moves it on."""
+    return table.reserved == table.num_computed == num_tokens
 
 
 def _serving(probe: Probe, room: PagedRoom, first: int, num_tokens: int) -> list[int]:
@@ -233,8 +258,13 @@ _ROOMS: dict[type, type[Room]] = {Paged: PagedRoom, Window: WindowRoom, State: S
 
 
 def rooms_of(groups: Sequence[CacheGroup]) -> tuple[Room, ...]:
-    """The room of each group of a layout."""
-    return tuple(_ROOMS[group.kind](number, group) for number, group in enumerate(groups))
+    """The room of each group of a layout. Each has its number as its first space of the index."""
+    rooms, extra = [], len(groups)
+    for number, group in enumerate(groups):
+        more = max(0, group.state_pages - 1)
+        rooms.append(_ROOMS[group.kind](group, (number, *range(extra, extra + more))))
+        extra += more
+    return tuple(rooms)
 
 
 def longest(rooms: Sequence[Room], probe: Probe, most: int) -> int:
@@ -247,11 +277,11 @@ def longest(rooms: Sequence[Room], probe: Probe, most: int) -> int:
     return hit
 
 
-def shareable(rooms: Sequence[Room], parent: SeqTable, num_tokens: int) -> int:
+def shareable(rooms: Sequence[Room], index: PrefixIndex, parent: SeqTable, num_tokens: int) -> int:
     """Of the parent's first num_tokens tokens, how many a fork can share in every group."""
     shared, before = num_tokens, -1
     while shared != before:
         before = shared
         for room, table in zip(rooms, parent.groups):
-            shared = room.shareable(parent, table, shared)
+            shared = room.shareable(index, parent, table, shared)
     return shared

@@ -12,15 +12,15 @@ One step of the scheduler, in order:
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from math import gcd
 
 from ridgeline.kv.check import check_all
 from ridgeline.kv.copies import CopyQueue
-from ridgeline.kv.kinds import NEVER, Probe, Room, longest, rooms_of, shareable
+from ridgeline.kv.kinds import NEVER, Probe, Room, StateRoom, longest, rooms_of, shareable
 from ridgeline.kv.news import CacheStats, StepNews, TableNews
 from ridgeline.kv.pool import NULL_PAGE, PagePool
 from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
 from ridgeline.kv.seqtable import GroupTable, SeqTable
+from ridgeline.kv.snapshots import Snapshots
 from ridgeline.kv.writable import Writable
 from ridgeline.spec.cache import CacheLayout
 
@@ -32,19 +32,29 @@ class KVManager:
     return value.
     """
 
-    def __init__(self, layout: CacheLayout, num_pages: int, *, prefix_caching: bool = True) -> None:
-        """num_pages counts the null page, as Capacity does."""
+    def __init__(self, layout: CacheLayout, num_pages: int, *, prefix_caching: bool = True,
+                 snapshot_stride: int = 0, snapshot_bytes: int | None = None) -> None:
+        """num_pages counts the null page, as Capacity does. snapshot_stride: tokens between the snapshots of
+        recurrent states along a sequence, 0 for none there. snapshot_bytes: of the arena, the most that they
+        may take while nobody uses them; None for what is free."""
         self._rooms = rooms_of(layout.groups)
+        self._state_rooms = [room for room in self._rooms if isinstance(room, StateRoom)]
+        self._entry_rooms = [room for room in self._rooms if not isinstance(room, StateRoom)]
         # one chain names the pages of all groups: it steps by what divides each group's page
-        self._block_tokens = gcd(*(room.page_tokens for room in self._rooms)) or 1
-        self._reuse_note = next((room.no_reuse for room in self._rooms if room.no_reuse), "")
-        self._caching = prefix_caching and bool(self._rooms) and not self._reuse_note
-        self._index = PrefixIndex(len(self._rooms))
-        self._pool = PagePool(num_pages, self._index, tuple(room.leaf_first for room in self._rooms))
+        self._block_tokens = layout.block_tokens
+        self._caching = prefix_caching and bool(self._rooms)
+        spaces = {space: room.leaf_first for room in self._rooms for space in room.spaces}
+        self._index = PrefixIndex(len(spaces))
+        self._pool = PagePool(num_pages, self._index, tuple(spaces[space] for space in range(len(spaces))))
         self._seqs: dict[int, SeqTable] = {}
         self._dirty: dict[int, SeqTable] = {}
         self._copies = CopyQueue(self._pool)
         self._writable = Writable(self._rooms, self._pool, self._index, self._copies)
+        one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
+        self._snapshots = Snapshots(
+            self._rooms, self._pool, self._index, self._copies, block_tokens=self._block_tokens,
+            stride=snapshot_stride,
+            most=None if snapshot_bytes is None else snapshot_bytes // max(one_bytes, 1))
         self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
 
     # ---- a sequence's life
@@ -61,11 +71,13 @@ class KVManager:
         """
         assert seq not in self._seqs, f"sequence {seq} is open already"
         hit, chain = 0, None
+        marks: tuple[int, ...] = ()
         pages: list[list[int]] = [[] for _ in self._rooms]
         if self._caching:
             chain = HashChain(salt, self._block_tokens)
             probe = Probe(self._index, chain, tokens)
-            hit = longest(self._rooms, probe, _most(tokens, limit))
+            hit, agreed = self._reach(probe, _most(tokens, limit))
+            marks = self._snapshots.marks(len(tokens), hit, agreed)
             if hit:
                 pages = [room.pages(probe, hit) for room in self._rooms]
         groups = []
@@ -74,7 +86,8 @@ class KVManager:
             for page in held[first:]:
                 self._pool.hold(page)
             groups.append(GroupTable(held, first, room.written(hit)))
-        self._enter(SeqTable(seq, chain, groups, hit, len(tokens)))
+        self._snapshots.used(groups)
+        self._enter(SeqTable(seq, chain, groups, hit, len(tokens), marks))
         return hit
 
     def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
@@ -82,7 +95,23 @@ class KVManager:
         if not self._caching:
             return 0
         probe = Probe(self._index, HashChain(salt, self._block_tokens), tokens)
-        return longest(self._rooms, probe, _most(tokens, limit))
+        return self._reach(probe, _most(tokens, limit))[0]
+
+    def next_mark(self, seq: int, position: int) -> int:
+        """The first position past this one where a chunk should end and snapshot() be called; far beyond any
+        sequence where no state is kept."""
+        return self._snapshots.next_mark(self._seqs[seq], position)
+
+    def snapshot(self, seq: int, position: int, tokens: Tokens) -> None:
+        """Keep the recurrent states at `position`, a mark, once it is computed.
+
+        To be called when all steps so far end there, before a step that passes it is closed. tokens: at least
+        those below it. The sequence goes on in a copy; without free pages for it nothing is kept.
+        """
+        table = self._seqs[seq]
+        assert position <= table.reserved
+        self._snapshots.take(table, position, tokens)
+        self._dirty[seq] = table
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
         """Make positions [num_computed, num_tokens) writable: new pages, and copies of shared ones.
@@ -165,10 +194,10 @@ class KVManager:
         """
         source = self._seqs[parent]
         assert child not in self._seqs and num_tokens <= source.num_computed
-        shared = shareable(self._rooms, source, num_tokens)
+        shared = shareable(self._rooms, self._index, source, num_tokens)
         groups = []
         for room, table in zip(self._rooms, source.groups):
-            pages = table.pages[: room.num_entries(shared)]
+            pages = room.forked(self._index, source, table, shared)
             for page in pages:
                 if page:
                     self._pool.hold(page)
@@ -184,6 +213,7 @@ class KVManager:
         that was closed before now is in flight. Queued copies that nobody needs any more are cancelled."""
         table = self._seqs.pop(seq)
         self._dirty.pop(seq, None)
+        self._snapshots.release(table)
         for number, group in enumerate(table.groups):
             # from the tail: what follows is older than what it follows, so eviction takes leaves first
             for index in range(len(group.pages) - 1, group.first - 1, -1):
@@ -227,11 +257,6 @@ class KVManager:
         return CacheStats(num_queries=self._num_queries, num_query_tokens=self._num_query_tokens,
                           num_hit_tokens=self._num_hit_tokens, num_evicted_pages=self._pool.num_evicted,
                           num_copied_pages=self._copies.num_copied)
-
-    @property
-    def reuse_note(self) -> str:
-        """Why no prefix is ever reused in this model, "" when it can be."""
-        return self._reuse_note
 
     @property
     def num_free_pages(self) -> int:
@@ -286,6 +311,17 @@ class KVManager:
 
     # ---- inside
 
+    def _reach(self, probe: Probe, most: int) -> tuple[int, int]:
+        """(tokens of a hit, tokens that all groups but the states would serve: 0 where there is no other).
+
+        Those that look block by block come first: the states then look no further than they found.
+        """
+        agreed = longest(self._entry_rooms, probe, most) if self._entry_rooms else 0
+        if not self._state_rooms:
+            return agreed, agreed
+        rooms = [*self._state_rooms, *self._entry_rooms]
+        return longest(rooms, probe, agreed if self._entry_rooms else most), agreed
+
     def _enter(self, table: SeqTable) -> None:
         self._seqs[table.seq] = table
         self._dirty[table.seq] = table
@@ -306,7 +342,7 @@ class KVManager:
         """The slow half of commit(): index what is full, drop what left a window, say when to come back."""
         num_computed, chain, wake = table.num_computed, table.chain, NEVER
         for room, group in zip(self._rooms, table.groups):
-            if chain is not None:
+            if chain is not None and room.page_tokens:
                 full = num_computed // room.page_tokens
                 if full > group.num_indexed:
                     self._offer(chain, room, group, tokens, full)
@@ -319,7 +355,10 @@ class KVManager:
                 leave = room.next_drop(group.first)
             if leave < wake:
                 wake = leave
-        table.wake = wake
+        if chain is not None and self._state_rooms:
+            chain.extend(tokens, num_computed // self._block_tokens)  # for a fork
+            wake = min(wake, (num_computed // self._block_tokens + 1) * self._block_tokens)
+        table.wake = min(wake, self._snapshots.settle(table))
 
     def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Tokens, full: int) -> None:
         """Index the pages up to entry `full`, except where the same tokens are cached already."""

@@ -84,6 +84,17 @@ class PagePool:
         self.hold(page)
         self.drop(page)
 
+    def is_idle(self, page: int) -> bool:
+        """Cached, and nobody and nothing needs it now."""
+        return page in self._idle
+
+    def evict(self, page: int) -> None:
+        """Forget an idle page's content; it is free."""
+        del self._idle[page]
+        self._index.remove(page)
+        self._free.append(page)
+        self.num_evicted += 1
+
     def pin(self, page: int) -> None:
         """A copy touches this page until unpin()."""
         self._pins[page] = self._pins.get(page, 0) + 1

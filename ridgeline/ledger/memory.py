@@ -43,6 +43,13 @@ def reserved_cache_bytes(layout: CacheLayout, num_tokens: int) -> int:
     return layout.pages_for(num_tokens) * layout.page_bytes
 
 
+def snapshot_bytes(layout: CacheLayout, num_pages: int) -> int:
+    """What snapshots of recurrent states may take of an arena: whole ones in a quarter of it, one at least; 0
+    in a model without states. Like all that is cached they give way to sequences that run."""
+    one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
+    return max(num_pages * layout.page_bytes // 4 // one_bytes, 1) * one_bytes if one_bytes else 0
+
+
 def _largest(fits: Callable[[int], bool], limit: int) -> int:
     """The largest n in 0..limit that fits; fits must be monotone."""
     low, high = 0, limit
@@ -71,6 +78,11 @@ class MemoryPlan:
     def spare_bytes(self) -> int:
         """What no term takes; negative when the weights and the workspace alone do not fit."""
         return self.budget_bytes - self.weights_bytes - self.workspace_bytes - self.cache_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of the cache, what snapshots of recurrent states may take."""
+        return snapshot_bytes(self.layout, self.num_pages)
 
     @property
     def usable_pages(self) -> int:

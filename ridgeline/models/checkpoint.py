@@ -156,9 +156,14 @@ def _check_shape(name: str, param: ParamSpec, source: Source, tensors: Mapping[s
                 f"needs {list(expected)}{hint}: the config is not that of these weights")
 
 
+def _number(fields: dict[str, object]) -> object:
+    """transformers writes Infinity as an object, since JSON has no such number."""
+    return float(str(fields["__float__"])) if fields.keys() == {"__float__"} else fields
+
+
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except ValueError as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); {INCOMPLETE}") from None
     if not isinstance(value, dict):

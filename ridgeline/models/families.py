@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
-from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, moe
+from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, moe
 from ridgeline.models.read import ConfigReader
 from ridgeline.models.sources import Source
 from ridgeline.spec.model import ModelSpec
@@ -24,7 +24,7 @@ class Family(Protocol):
 FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
     dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3,
     moe.MIXTRAL, moe.QWEN2_MOE, moe.QWEN3_MOE, gemma.GEMMA2, gemma.GEMMA3, gemma4.GEMMA4, gpt_oss.GPT_OSS,
-    deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3)})
+    deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, hybrid.MAMBA2, hybrid.BAMBA, hybrid.QWEN35)})
 
 
 def model_spec(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:

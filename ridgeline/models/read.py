@@ -114,6 +114,10 @@ class ConfigReader:
                 raise self._wrong(name, value, "a token id or a list of them")
         return tuple(dict.fromkeys(item for item in ids if item >= 0))
 
+    def stated(self, name: str) -> object:
+        """The field as it is, where a word may stand for a number; not yet read."""
+        return self._fields.get(name)
+
     def section(self, name: str) -> "ConfigReader | None":
         """A nested dict, to be finished by the caller; None when absent or empty."""
         value = self._take(name, None)

@@ -1,6 +1,6 @@
 """A config's rotary fields -> RopeSpec, in the old spelling (rope_scaling) and the new (rope_parameters)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ridgeline.blocks.norm_rope.spec import RopeSpec
@@ -10,17 +10,19 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proporti
 
 
 def read_rope(config: ConfigReader, *, head_dim: int, max_position: int,
-              aliases: Mapping[str, str]) -> RopeSpec:
+              aliases: Mapping[str, str], partial: float = 1.0, inert: Iterable[str] = ()) -> RopeSpec:
     """The rotary embedding of a model that has one setting for all layers.
 
-    aliases: the family's own names of kinds ({"su": "longrope"}). ConfigError for kinds that we do not have.
+    aliases: the family's own names of kinds ({"su": "longrope"}). partial: the share of a head that is
+    rotated, when the config does not say. inert: fields that change nothing in this family. ConfigError for
+    kinds that we do not have.
     """
     theta = config.number("rope_theta", 10_000.0)
-    fraction = config.number("partial_rotary_factor", 1.0)
+    fraction = config.number("partial_rotary_factor", partial)
     original = config.optional_integer("original_max_position_embeddings")
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     return _rope(old or new or ConfigReader({}, "rope"), theta, fraction, original, head_dim, max_position,
-                 aliases)
+                 aliases, inert)
 
 
 def read_ropes(config: ConfigReader, *, head_dim: int, max_position: int,
@@ -42,7 +44,7 @@ def read_ropes(config: ConfigReader, *, head_dim: int, max_position: int,
 
 
 def _rope(section: ConfigReader, theta: float, fraction: float, original: int | None, head_dim: int,
-          max_position: int, aliases: Mapping[str, str]) -> RopeSpec:
+          max_position: int, aliases: Mapping[str, str], inert: Iterable[str] = ()) -> RopeSpec:
     """One setting, and what stands outside of its section."""
     kind = section.text("rope_type", section.text("type", "default"))
     fraction = section.number("partial_rotary_factor", fraction)
@@ -51,7 +53,7 @@ def _rope(section: ConfigReader, theta: float, fraction: float, original: int | 
         rotary_dim=head_dim if kind == "proportional" else int(head_dim * fraction),
         original_max_position=original or section.optional_integer("original_max_position_embeddings"))
     rope = _scaled(rope, section, fraction)
-    section.inert(("finetuned", "original_max_position_embeddings"))
+    section.inert(("finetuned", "original_max_position_embeddings", *inert))
     section.finish()
     return rope
 

@@ -18,7 +18,7 @@ from ridgeline.nn.embed import Embedding, Head
 from ridgeline.nn.gpu import GpuMethod
 from ridgeline.nn.linear import BlockParts, Weight
 from ridgeline.nn.replay import Replay, run_layers
-from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.cache import CacheLayout, State
 from ridgeline.spec.model import ModelSpec
 
 Weights = Mapping[str, Weight]
@@ -62,11 +62,13 @@ class Model:
             block.module.bind([
                 _region(layout, region_bytes, dtype, block.layer, block.first_slot + slot)
                 for slot in range(block.num_slots)])
-        found = native() if self._embedding.on_cpu and not self._routed else None
+        stateless = all(group.kind is not State for group in layout.groups)
+        found = native() if self._embedding.on_cpu and not self._routed and stateless else None
         self._replay = Replay(found, self._modules) if found is not None else None
 
     def forward(self, step: Step) -> Tensor:
-        """The residual stream [T, H] after the last layer; keys and values of the step are written."""
+        """The residual stream [T, H] after the last layer; keys and values of the step are written, its
+        states are with `step.land()`."""
         x_TH = self._embedding(step.ids_T)
         if self._replay is not None and (out_TH := self._replay(x_TH, step)) is not None:
             return out_TH
@@ -118,6 +120,7 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,
             slot: int) -> CacheRegion:
     number = layout.group_of(layer, slot)
-    owner = layout.source[(layer, slot)]
-    return CacheRegion(group=number, tokens_per_page=layout.groups[number].tokens_per_page,
-                       bytes_NB=region_bytes(*owner), dtype=dtype)
+    owner, group = layout.source[(layer, slot)], layout.groups[number]
+    span = next(((r.offset_bytes, r.num_bytes) for r in group.regions if (r.layer, r.slot) == owner), None)
+    return CacheRegion(group=number, tokens_per_page=group.tokens_per_page, bytes_NB=region_bytes(*owner),
+                       dtype=dtype, span=span if group.kind is State else None)

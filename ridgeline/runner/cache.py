@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.schedule.plan import Copies
-from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.cache import CacheLayout, State
 
 
 class PageCache:
@@ -13,11 +13,15 @@ class PageCache:
 
     def __init__(self, layout: CacheLayout, num_pages: int, device: torch.device) -> None:
         self.arena = torch.empty(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
-        self._regions = {(r.layer, r.slot): r for group in layout.groups for r in group.regions}
+        self._regions = {
+            (r.layer, r.slot): r for group in layout.groups if group.kind is not State for r in group.regions}
 
     def region(self, layer: int, slot: int) -> Tensor:
-        """The bytes that (layer, slot) owns in every page, [num_pages, num_bytes], a view."""
-        region = self._regions[(layer, slot)]
+        """The bytes that (layer, slot) owns in every page, [num_pages, num_bytes], a view; whole pages for a
+        state, which may begin and end in any of its sequence's."""
+        region = self._regions.get((layer, slot))
+        if region is None:
+            return self.arena
         return self.arena[:, region.offset_bytes: region.offset_bytes + region.num_bytes]
 
     def copy(self, copies: Copies) -> None:

@@ -220,7 +220,8 @@ class GpuExecutor:
     def _part(self, flight: _Flight, places: Places) -> tuple[Places, Tensor]:
         """Some of the plan's rows through the model: (places, [2, places])."""
         part = select(flight.plan, places)
-        x_TH = self._model.forward(build_step(part, self._rows, self._capacity.layout))
+        step = build_step(part, self._rows, self._capacity.layout)
+        x_TH = self._model.forward(step)
         hidden_PH = x_TH[stage(part.count.cumsum() - 1, self._device)]
         out_2P = torch.zeros(2, len(places), dtype=torch.int32, device=self._device)
         out_2P[1] = hidden_PH.isfinite().all(1).logical_not_()
@@ -234,6 +235,7 @@ class GpuExecutor:
         if len(sampling):
             at = stage(sampling, self._device)
             out_2P[:, at] = self._choose(self._model.logits(hidden_PH[at], len(at)), flight, places[sampling])
+        step.land()
         return places, out_2P
 
     def _choose(self, logits_SV: Tensor, flight: _Flight, places: Places) -> Tensor:

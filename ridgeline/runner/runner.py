@@ -8,7 +8,7 @@ Charter:
   4. Only positions that sample are projected; prompt log-probabilities go in slices of bounded memory.
   5. A row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not
      finite are reported; nothing is rolled back here, since writing the same keys and values again changes
-     nothing.
+     nothing, and recurrent states land last.
 
 Knows no queue, no page ownership and no text.
 
@@ -142,7 +142,8 @@ class LocalExecutor:
     def _forward(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Run some of the plan's rows through the model; keep each one's last hidden state."""
         part = select(plan, places)
-        x_TH = self._model.forward(build_step(part, self._rows, self._capacity.layout))
+        step = build_step(part, self._rows, self._capacity.layout)
+        x_TH = self._model.forward(step)
         hidden_RH = x_TH[torch.from_numpy(part.count.cumsum() - 1)]
         if outcome.hidden_RH.shape[0] == 0:
             outcome.hidden_RH = hidden_RH.new_zeros(plan.num_rows, hidden_RH.shape[1])
@@ -155,6 +156,7 @@ class LocalExecutor:
             if found and place not in outcome.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
+        step.land()
 
     def _sample(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Project and sample some rows; their tokens stay on the device for the next step."""

@@ -6,13 +6,12 @@ nobody is admitted while a row lacks any. So the first in rank always advances, 
 never changes.
 """
 
-from math import gcd
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.book import Book
+from ridgeline.schedule.marks import Marks
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Rows, Taken
@@ -34,7 +33,8 @@ class Memory:
         self._manager = manager
         self._policy = policy
         self._cache = cache
-        self._block_tokens = gcd(*(group.tokens_per_page for group in layout.groups)) or 1
+        self._block_tokens = layout.block_tokens
+        self.marks = Marks(rows, manager, any_state=any(group.state_pages for group in layout.groups))
         self._starved = False
         self._refused: tuple[int, int] | None = None  # (request, room) when the first did not fit
 
@@ -132,6 +132,7 @@ class Memory:
         computed = int(rows.computed[row])
         rows.reserved[row] = self._block_end(computed + count)
         rows.index_at[row] = self._block_end(computed + 1)
+        rows.mark[row] = computed + self.marks.first(request.number, computed)
 
     def _first_chunk(self, request: Request, computed: int, left: int, alone: bool) -> int:
         """Tokens of an opened sequence that get budget and pages; 0 when it should wait.
@@ -139,7 +140,7 @@ class Memory:
         Beside others it starts only when all that is known of it has room; alone with whatever fits.
         """
         want = min(len(request.tokens), request.end) - computed
-        count = min(want, left)
+        count = min(want, left, self.marks.first(request.number, computed))
         if count < want and not self._cache:
             return 0
         if not alone and self._lacking(request, computed) > 0:

@@ -15,6 +15,7 @@ from ridgeline.schedule.request import Request
 
 Long = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+NO_MARK = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,10 @@ class Rows:
     """Fixed runner rows; `number` is the request's engine-wide number, -1 where the row is free.
 
     end: positions that are ever fed. reserved: positions below it have a writable page. index_at: the
-    computed count at which the cache manager hears of the row next. slow: the row's result needs more than a
-    token appended. id, choice, num_prompt, num_cached: the request's own, as columns. tokens, times_s
-    [num_rows, room]: the known tokens by position, and when the output among them was committed.
+    computed count at which the cache manager hears of the row next. mark: the position where its next chunk
+    ends at the latest, so that the state there can be kept; NO_MARK without one. slow: the row's result needs
+    more than a token appended. id, choice, num_prompt, num_cached: the request's own, as columns. tokens,
+    times_s [num_rows, room]: the known tokens by position, and when the output among them was committed.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -51,6 +53,7 @@ class Rows:
         self.end: Long = np.zeros(num_rows, np.int64)
         self.reserved: Long = np.zeros(num_rows, np.int64)
         self.index_at: Long = np.zeros(num_rows, np.int64)
+        self.mark: Long = np.full(num_rows, NO_MARK, np.int64)
         self.last_step: Long = np.full(num_rows, -1, np.int64)
         self.last_token: NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.slow: Bool = np.zeros(num_rows, np.bool_)
@@ -119,6 +122,7 @@ class Rows:
         self.sync(request)
         request.last_step = int(self.last_step[row])
         self.number[row] = self.last_step[row] = -1
+        self.mark[row] = NO_MARK
         for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
                         self.reserved, self.index_at):
             counter[row] = 0

@@ -127,6 +127,7 @@ class Scheduler:
         counts = self._share()
         self._memory.secure(counts)
         starts = self._admit(counts, now)
+        self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"
             return None
@@ -154,7 +155,7 @@ class Scheduler:
         rows = self._rows
         if not self._cache:
             rows.scheduled[:] = rows.computed[:] = 0
-        pending = rows.pending()
+        pending = self._memory.marks.cut(rows.pending())
         long = pending > (1 if self._cache else 0)
         if not np.count_nonzero(long):
             return pending

@@ -9,7 +9,7 @@ module alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import gcd, lcm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,9 @@ class CacheGroup:
     """Layers that share one block table.
 
     window_tokens: None for Paged and State. state_pages: pages a sequence's state takes, 0 for Paged and
-    Window. tokens_per_entry: the group's coarsest entry; a prefix can be shared only up to a whole one.
+    Window; its regions are offsets into these pages one after another. snapshot_tokens: a state is kept for
+    others only at multiples of it. tokens_per_entry: the group's coarsest entry; a prefix can be shared only
+    up to a whole one.
     """
 
     kind: type
@@ -76,6 +78,7 @@ class CacheGroup:
     state_pages: int
     regions: tuple[Region, ...]
     tokens_per_entry: int = 1
+    snapshot_tokens: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -92,6 +95,11 @@ class CacheLayout:
     page_bytes: int
     groups: tuple[CacheGroup, ...]
     source: dict[tuple[int, int], tuple[int, int]]
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block: what divides every group's page."""
+        return gcd(*(group.tokens_per_page or group.snapshot_tokens for group in self.groups)) or 1
 
     def group_of(self, layer: int, slot: int = 0) -> int:
         """Index of the group whose block table serves this (layer, slot), through Shared."""
@@ -160,7 +168,8 @@ def plan_layout(layers: Sequence[tuple[CacheSpec, ...]], *, block_tokens: int,
                 regions.append(Region(layer=layer, slot=slot, offset_bytes=offset, num_bytes=spec.num_bytes))
                 offset += aligned(spec.num_bytes)
             groups.append(CacheGroup(kind=kind, window_tokens=None, tokens_per_page=0,
-                                     state_pages=-(-offset // page_bytes), regions=tuple(regions)))
+                                     state_pages=-(-offset // page_bytes), regions=tuple(regions),
+                                     snapshot_tokens=block_tokens))
             continue
         tokens = block_tokens
         while block_bytes(items, tokens + block_tokens) <= page_bytes:

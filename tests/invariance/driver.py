@@ -39,12 +39,13 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     at: int = 0
+    priority: int = 0
 
     def alone(self, choice: int) -> "Job":
         """The same choice as a request of its own."""
         assert self.params.seed is not None
         seed = self.params.seed if choice == 0 else mix_seed(self.params.seed, choice)
-        return replace(self, params=replace(self.params, n=1, seed=seed), at=0)
+        return replace(self, params=replace(self.params, n=1, seed=seed), at=0, priority=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class Setup:
     depth: int = 1
     prefix_caching: bool = False
     cache: bool = True
+    policy: str = "fcfs"
+    snapshot_stride: int = 0
+    snapshot_bytes: int | None = None
 
 
 @dataclass
@@ -109,10 +113,12 @@ class Tiny:
         return executor
 
     def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
-        manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching)
+        manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching,
+                            snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes)
         scheduler = Scheduler(
-            executor.capacity(), manager, POLICIES["fcfs"](), max_num_batched_tokens=setup.max_step_tokens,
-            max_num_seqs=setup.num_rows, eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
+            executor.capacity(), manager, POLICIES[setup.policy](),
+            max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows,
+            eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
         return Loop(scheduler, executor, WallClock())
 
 
@@ -123,8 +129,9 @@ def _drain(loop: Loop, prefix: str, jobs: Sequence[Job]) -> dict[tuple[int, int]
     while waiting or loop.has_work():
         while waiting and jobs[waiting[0]].at <= step:
             job = jobs[waiting[0]]
-            loop.add(NewRequest(id=f"{prefix}{waiting.pop(0)}", prompt=np.array(job.prompt, np.int32),
-                                params=job.params, arrived_s=float(step)))
+            prompt = np.array(job.prompt, np.int32)
+            loop.add(NewRequest(id=f"{prefix}{waiting.pop(0)}", prompt=prompt, params=job.params,
+                                priority=job.priority, arrived_s=float(step)))
         for output in loop.step():
             assert output.error is None, output.error
             text = texts[int(output.id.removeprefix(prefix)), output.choice]

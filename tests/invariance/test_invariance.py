@@ -25,7 +25,8 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, n: int = 1, most_prompt: int = 45, least_output: int = 1) -> Job:
+def jobs(draw: st.DrawFn, n: int = 1, most_prompt: int = 45, least_output: int = 1,
+         priorities: int = 1) -> Job:
     """Prompts share beginnings, so that whole and part blocks are found in the cache."""
     prompt = draw(st.sampled_from(BASES))[:draw(st.integers(0, most_prompt))]
     prompt += tuple(draw(st.lists(st.integers(3, 96), min_size=1, max_size=5)))
@@ -33,7 +34,8 @@ def jobs(draw: st.DrawFn, n: int = 1, most_prompt: int = 45, least_output: int =
         {"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.3},
         {"temperature": 0.8}, {"temperature": 1.0, "top_k": 8}, {"temperature": 1.2, "top_p": 0.8},
         {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 0.5}]))
-    return Job(prompt=prompt, at=draw(st.integers(0, 10)), params=SamplingParams(
+    priority = draw(st.integers(0, priorities - 1)) if priorities > 1 else 0
+    return Job(prompt=prompt, at=draw(st.integers(0, 10)), priority=priority, params=SamplingParams(
         n=n, seed=draw(st.integers(0, 2)), max_tokens=least_output + draw(st.integers(0, 15)),
         ignore_eos=draw(st.booleans()), min_tokens=draw(st.sampled_from([0, 4])), **how))
 

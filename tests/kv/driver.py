@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from math import gcd
 
 from ridgeline.kv.manager import KVManager
 from ridgeline.spec.cache import CacheLayout
@@ -27,6 +26,7 @@ class Live:
     scheduled: int = 0
     computed: int = 0
     reserved: int = 0
+    mark: int = 0
 
 
 @dataclass(eq=False)
@@ -44,8 +44,12 @@ class Driver:
 
     def __init__(self, layout: CacheLayout, num_pages: int, seed: int, caching: bool = True) -> None:
         self.random = random.Random(seed)
-        self.manager = KVManager(layout, num_pages, prefix_caching=caching)
-        self.twin = Twin(layout, num_pages, caching)
+        self.block = layout.block_tokens
+        stride, most = self.block * self.random.choice([0, 1, 3]), self.random.choice([None, 1, 3])
+        one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
+        self.manager = KVManager(layout, num_pages, prefix_caching=caching, snapshot_stride=stride,
+                                 snapshot_bytes=None if most is None else most * one_bytes)
+        self.twin = Twin(layout, num_pages, caching, stride, most)
         self.machine = Machine(layout, num_pages)
         self.live: dict[int, Live] = {}
         self.rows: dict[int, int] = {}
@@ -54,7 +58,6 @@ class Driver:
         self.next_seq = self.next_step = 0
         self.prompts: list[tuple[int, ...]] = []
         self.lazy = self.random.random() < 0.5
-        self.block = gcd(*(group.tokens_per_page for group in layout.groups)) or 1
 
     def run(self, num_actions: int) -> None:
         actions = [self.open] * 3 + [self.plan] * 6 + [self.finish] * 5 + [self.fork] * 2 + [self.end] * 2
@@ -95,6 +98,7 @@ class Driver:
         hit = self.manager.open(live.seq, list(prompt), live.salt, limit)
         assert hit == promised == self.twin.open(live.seq, prompt, live.salt, limit)
         live.scheduled = live.computed = live.reserved = hit
+        live.mark = self.next_mark(live)
 
     def text(self) -> tuple[int, ...]:
         """A sequence of two words' worth of token ids that often begins as an earlier one did."""
@@ -125,10 +129,15 @@ class Driver:
             if live.scheduled == live.known and live.known < len(live.tokens):
                 live.known += 1
             count = min(live.known - live.scheduled, self.random.choice([1, 1, 3, 8, 40]))
-            stop = live.scheduled + count
+            at_mark = live.scheduled == live.mark
+            stop = min(live.scheduled + count, self.next_mark(live))
             if count == 0 or (stop > live.reserved and not self.reserve(live, stop)):
                 continue
             work.append((live, stop))
+            if at_mark:  # nothing may be written behind the state before it is kept
+                self.manager.snapshot(live.seq, live.mark, live.tokens[: live.known])
+                self.twin.snapshot(live.seq, live.mark, live.tokens)
+            live.mark = self.next_mark(live)
             if self.random.random() < 0.1:
                 self.fork()
             if self.random.random() < 0.1:  # preempted in the middle of planning
@@ -147,6 +156,12 @@ class Driver:
         for live, stop in work:
             live.scheduled = stop
         self.flights.append(Flight(step, work))
+
+    def next_mark(self, live: Live) -> int:
+        """The first mark past what is scheduled."""
+        mark = self.manager.next_mark(live.seq, live.scheduled)
+        assert mark == self.twin.next_mark(live.seq, live.scheduled)
+        return mark
 
     def reserve(self, live: Live, stop: int) -> bool:
         manager, seq = self.manager, live.seq
@@ -210,8 +225,9 @@ class Driver:
         own = tuple(self.random.choices(range(2), k=self.random.randrange(1, 9)))
         child = self.enter(parent.tokens[:wanted] + own, wanted + 1, parent.salt)
         shared = self.manager.fork(parent.seq, child.seq, wanted)
-        assert shared == self.twin.fork(parent.seq, child.seq, wanted)
+        assert shared == self.twin.fork(parent.seq, child.seq, wanted, parent.tokens)
         child.scheduled = child.computed = child.reserved = shared
+        child.mark = self.next_mark(child)
 
     def end(self) -> None:
         if self.live:

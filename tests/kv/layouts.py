@@ -13,8 +13,9 @@ def window(tokens_per_page: int, window_tokens: int) -> CacheGroup:
                       state_pages=0, regions=())
 
 
-def state(state_pages: int) -> CacheGroup:
-    return CacheGroup(kind=State, window_tokens=None, tokens_per_page=0, state_pages=state_pages, regions=())
+def state(state_pages: int, snapshot_tokens: int = 4) -> CacheGroup:
+    return CacheGroup(kind=State, window_tokens=None, tokens_per_page=0, state_pages=state_pages, regions=(),
+                      snapshot_tokens=snapshot_tokens)
 
 
 def layout(*groups: CacheGroup) -> CacheLayout:
@@ -32,4 +33,5 @@ LAYOUTS = {
     "mixed-sizes": layout(window(6, 5), paged(4, 2), window(2, 12)),
     "state": layout(paged(4), state(2)),
     "state-only": layout(state(3)),
+    "state-mixed": layout(state(1, 2), window(4, 9), paged(2)),
 }

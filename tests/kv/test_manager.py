@@ -290,11 +290,28 @@ def test_equal_prompts_at_once_are_cached_once() -> None:
     assert manager.num_free_pages == 49 and manager.lookup(A[:8]) == 7
 
 
-def test_a_state_is_never_reused_but_can_be_forked_at_rest() -> None:
-    """A state group says why there are no hits; a fork shares a state that stands exactly there, then copies
-    it."""
+def test_a_state_is_reused_from_its_snapshots() -> None:
+    """A hit is the longest prefix that has both blocks and a snapshot; a fork in the middle of a block begins
+    at the one before it; a prompt that parts from a cached one leaves one there."""
     manager = make(paged(4), state(2))
-    assert "snapshot" in manager.reuse_note
+    manager.open(0, A[:15])
+    assert manager.next_mark(0, 0) == 12 and manager.reserve(0, 12)
+    manager.commit(0, 12, A)
+    assert manager.lookup(A[:15]) == 0
+    assert manager.reserve(0, 15)
+    manager.snapshot(0, 12, A)
+    manager.commit(0, 15, A)
+    assert manager.lookup(A[:15]) == manager.lookup(A[:13]) == 12 and manager.lookup(A[:12]) == 0
+    assert manager.fork(0, 1, 14) == 12 and manager.reserve(1, 15)
+    assert not set(manager.table(0, 1)) & set(manager.table(1, 1))
+    manager.open(2, A[:9] + list(range(20)))
+    assert manager.next_mark(2, 0) == 8 and manager.next_mark(2, 8) == 28
+    manager.check()
+
+
+def test_a_state_without_snapshots_can_be_forked_at_rest() -> None:
+    """A fork shares a state that stands exactly there, then copies it."""
+    manager = make(paged(4), state(2))
     manager.compute(0, A[:12])
     assert manager.compute(1, A[:12]) == 0
     assert manager.fork(0, 2, 11) == 0  # the state is at 12 already

@@ -8,7 +8,7 @@ from tests.kv.layouts import LAYOUTS
 
 # an arena that holds about two of the longest sequences: eviction, refusals and take-overs all happen
 PAGES = {"paged": 26, "paged-1": 90, "entries": 14, "two-paged": 50, "window": 14, "window-1": 14,
-         "mixed": 34, "mixed-sizes": 42, "state": 30, "state-only": 14}
+         "mixed": 34, "mixed-sizes": 42, "state": 30, "state-only": 16, "state-mixed": 70}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -34,14 +34,14 @@ class Ours:
         A piece of one token takes the decode road.
         """
         layout = plan_layout(self.spec.cache(self.dtype.itemsize), block_tokens=BLOCK_TOKENS)
-        num_pages = sum(-(-len(ids) // group.tokens_per_page) for group in layout.groups) + 1
+        wanted = [group.state_pages or -(-len(ids) // group.tokens_per_page) for group in layout.groups]
+        num_pages = sum(wanted) + 1
         cache = PageCache(layout, num_pages, self.device)
         cache.arena.fill_(0x7F)  # floats of 0x7f7f7f7f: a read of an unwritten place shows
         model = build_model(self.spec, self.weights, self.dtype, self.gpu)
         model.bind_cache(layout, cache.region, self.dtype)
         pages, tables = np.random.default_rng(0).permutation(np.arange(1, num_pages)).tolist(), []
-        for group in layout.groups:
-            count = -(-len(ids) // group.tokens_per_page)
+        for count in wanted:
             mine = [[pages.pop() for _ in range(count)]]
             tables.append(torch.tensor(mine, dtype=torch.int32, device=self.device))
         out, start = [], 0
@@ -49,8 +49,10 @@ class Ours:
             positions = torch.arange(start, start + size, device=self.device)
             groups = []
             for group, table in zip(layout.groups, tables, strict=True):
-                page = table[0, positions // group.tokens_per_page].long()
-                slots = page * group.tokens_per_page + positions % group.tokens_per_page
+                slots = positions[:0]
+                if group.tokens_per_page:
+                    page = table[0, positions // group.tokens_per_page].long()
+                    slots = page * group.tokens_per_page + positions % group.tokens_per_page
                 groups.append(GroupStep(table_SP=table, slots_T=slots))
             step = Step(
                 ids_T=torch.tensor(ids[start : start + size], device=self.device),
@@ -63,6 +65,7 @@ class Ours:
                 groups=tuple(groups),
             )
             out.append(model.logits(model.forward(step), prefill_from=int(size == 1)).cpu())
+            step.land()
             start += size
         assert start == len(ids)
         return torch.cat(out)

@@ -34,7 +34,9 @@ def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel
         "pad_token_id": 0,
     }
     torch.manual_seed(0)
-    config = kind.config_class(**(sizes | fields))
+    default = kind.config_class()
+    known = {key: value for key, value in sizes.items() if hasattr(default, key)}
+    config = kind.config_class(**(known | fields))
     config._attn_implementation = "eager"
     model = kind(config).eval().float()
     random = torch.Generator().manual_seed(1)
@@ -57,9 +59,11 @@ def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> Ten
     """Logits [tokens, vocabulary] of one forward pass over the whole text, without a cache."""
     with torch.no_grad():
         tokens = torch.tensor([ids])
-        places = torch.arange(len(ids))[None]
+        places = {"position_ids": torch.arange(len(ids))[None]}
+        if model.config.model_type == "mamba2":
+            places = {}  # it knows none
         # Gemma 4 drops positions unless asked for hidden states, and fails at that without per-layer inputs
-        return model(input_ids=tokens, position_ids=places, use_cache=False,
+        return model(input_ids=tokens, **places, use_cache=False,
                      output_hidden_states=model.config.model_type == "gemma4_text").logits[0]
 
 

@@ -23,9 +23,9 @@ from ridgeline.kernels.rotate_write import rotate_write
 
 
 def fits(spec: AttentionSpec) -> bool:
-    """True when the kernels serve heads of this geometry and what becomes of their scores, and nobody else
-    reads the pages."""
-    plain = spec.softcap is None and not (spec.sinks or spec.v_norm or spec.lends)
+    """True when the kernels serve heads of this geometry, what becomes of their scores and of what is
+    attended, and nobody else reads the pages."""
+    plain = spec.softcap is None and not (spec.sinks or spec.v_norm or spec.lends or spec.out_gate)
     return plain and not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
 
 

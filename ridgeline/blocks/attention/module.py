@@ -105,6 +105,10 @@ class Attention:
         assert isinstance(shared, AttentionShared)
         spec = self._spec
         qkv_TND = self._qkv(x_TH, step.num_decodes).unflatten(1, (-1, spec.head_dim))
+        gate_TMD = None
+        if spec.out_gate:
+            q_TMD, gate_TMD = qkv_TND[:, : 2 * spec.num_heads].unflatten(1, (-1, 2)).unbind(2)
+            qkv_TND = torch.cat((q_TMD, qkv_TND[:, 2 * spec.num_heads :]), 1)
         if self._native is not None and shared.rows is not None:
             q_norm, k_norm = self._norms
             out_TMD = fused_attention(
@@ -122,6 +126,8 @@ class Attention:
         else:
             assert shared.plan is not None
             out_TMD = self._attend(qkv_TND, shared.cos_TD, shared.sin_TD, shared.plan)
+        if gate_TMD is not None:
+            out_TMD = out_TMD * gate_TMD.sigmoid()
         return self._out(out_TMD.flatten(1), x_TH, step.num_decodes)
 
     def _attend(self, qkv_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor, plan: AttentionPlan) -> Tensor:

@@ -15,10 +15,11 @@ class AttentionSpec:
     head_dim is independent of hidden_size / num_heads. window_tokens counts the query itself (None: full
     attention). scale: the factor on q.k (head_dim**-0.5 unless the family says otherwise). softcap: scores s
     become softcap * tanh(s / softcap), before the mask (Gemma 2). sinks: a learnt score a head stands in the
-    softmax beside the keys' and takes its share to nothing (GPT-OSS). v_norm: values are normed, without
-    weights (Gemma 4). reads_layer: it has no keys and values of its own and reads those that an earlier
-    layer's attention keeps, as rotated there (Brandon et al. 2024, arXiv 2405.12981). lends: later layers
-    read what this one keeps.
+    softmax beside the keys' and takes its share to nothing (GPT-OSS). out_gate: what is attended is
+    multiplied by the sigmoid of a gate, whose rows stand behind each head's q in qkv. v_norm: values are
+    normed, without weights (Gemma 4). reads_layer: it has no keys and values of its own and reads those that
+    an earlier layer's attention keeps, as rotated there (Brandon et al. 2024, arXiv 2405.12981). lends: later
+    layers read what this one keeps.
     """
 
     hidden_size: int
@@ -38,6 +39,7 @@ class AttentionSpec:
     v_norm: bool = False
     reads_layer: int | None = None
     lends: bool = False
+    out_gate: bool = False
 
     @property
     def kind(self) -> str:
@@ -52,9 +54,14 @@ class AttentionSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """Rows of q (with the gate's), k and v."""
+        return (2 if self.out_gate else 1) * self.q_size, self.kv_size, self.kv_size
+
+    @property
     def projection(self) -> tuple[str, int]:
         """Name and rows of what is made of x: queries, and keys and values where they are its own."""
-        return ("qkv", self.q_size + 2 * self.kv_size) if self.reads_layer is None else ("q", self.q_size)
+        return ("qkv", sum(self.qkv_rows)) if self.reads_layer is None else ("q", self.qkv_rows[0])
 
     def params(self) -> tuple[ParamSpec, ...]:
         name, rows = self.projection
