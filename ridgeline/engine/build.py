@@ -17,6 +17,7 @@ from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.attention.chunks import LONG
 from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.engine.drafting import build_drafter, check_speculation, draft_model
 from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
@@ -45,10 +46,12 @@ from ridgeline.nn.progress import told_when_slow
 from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Speculation
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
@@ -105,6 +108,8 @@ def build_engine(
     clock = clock or WallClock()
     startup = Startup(clock)
     policy = POLICIES[config.policy]()
+    if config.speculate is not None:
+        draft_model(config)  # a wrong one is refused before anything loads
     device = choose_device(config, startup)
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
@@ -128,19 +133,24 @@ def build_engine(
     with startup.phase("executor"):
         model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
-        executor = _executor(model, capacity, numerics, device, clock, threads)
+        drafter = None
+        if config.speculate is not None:
+            check_speculation(config, capacity, on_gpu=device.type == "cuda")
+            drafter = build_drafter(config, capacity, clock, startup)
+        executor = _executor(model, capacity, numerics, device, clock, threads, drafter)
     _say_paths(model, startup)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache
     )
+    bill = _account(checkpoint.spec, weights, numerics)
+    price = price_of(bill, numerics.name, profile)
+    speculation = Speculation(capacity.num_rows, config.speculate_max, price) if drafter is not None else None
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
-        cache=config.cache,
+        cache=config.cache, speculation=speculation,
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    bill = _account(checkpoint.spec, weights, numerics)
-    price = price_of(bill, numerics.name, profile)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name,
@@ -173,12 +183,14 @@ def _weights(
 
 
 def _executor(
-    model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int
+    model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int,
+    drafter: Drafter | None,
 ) -> LocalExecutor | GpuExecutor:
     if model.gpu is None:
         return LocalExecutor(
-            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads
-        )
+            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads,
+            drafter=drafter,
+        )  # fmt: skip
     return GpuExecutor(model, capacity, cache_dtype=numerics.cache, device=device, clock=clock)
 
 
@@ -311,5 +323,6 @@ def _info(
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
         "policy": config.policy,
+        "speculate": config.speculate,
         "startup": startup.as_dict(),
     }

@@ -15,6 +15,10 @@ from ridgeline.kv.manager import KVManager
 from ridgeline.nn.build import Model, build_model
 from ridgeline.runner.noise import gumbel
 from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.speculate.draft import DraftModel
+from ridgeline.runner.speculate.ngram import Ngram
+from ridgeline.runner.speculate.speculator import Drafter
+from ridgeline.runner.speculate.texts import Texts
 from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
@@ -22,6 +26,7 @@ from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Long, Speculation
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
@@ -29,6 +34,7 @@ from tests.helpers import tiny_capped, tiny_latent, tiny_mixture, tiny_shared, t
 
 NEAR = 1e-3
 MOST_EXCUSED = 0.02
+MOST_DRAFTS = 3
 MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9))}
 KINDS: dict[str, ModelSpec] = {"mixture": tiny_mixture(), "capped": tiny_capped(), "latent": tiny_latent(),
                                "shared": tiny_shared()}
@@ -49,7 +55,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How an engine is sized. The default runs one request as plainly as can be."""
+    """How an engine is sized. The default runs one request as plainly as can be. speculate: "ngram" or "draft"
+    drafts as much as can be in every step."""
 
     num_pages: int = 200
     num_rows: int = 6
@@ -57,6 +64,17 @@ class Setup:
     depth: int = 1
     prefix_caching: bool = False
     cache: bool = True
+    speculate: str = ""
+
+
+class Eager(Speculation):
+    """Drafts whatever it can."""
+
+    def choose(self, start: Long, counts: Long, room: Long, most: int) -> Long | None:
+        draft = np.maximum(self.able(room), 0)
+        while draft.sum() > max(0, most):
+            draft[draft.argmax()] -= 1
+        return draft if draft.any() else None
 
 
 @dataclass
@@ -104,15 +122,28 @@ class Tiny:
             num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens, max_model_len=160,
             vocab_size=self.spec.vocab_size)
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
-                                 clock=WallClock(), threads=1)
+                                 clock=WallClock(), threads=1,
+                                 drafter=self._drafter(setup.speculate, capacity) if setup.speculate else None)
         executor.max_in_flight = setup.depth
         return executor
+
+    def _drafter(self, how: str, capacity: Capacity) -> Drafter:
+        texts = Texts()
+        if how == "ngram":
+            return Drafter(texts, Ngram(texts, MOST_DRAFTS), WallClock())
+        spec, layout = tiny_spec(), plan_layout(tiny_spec().cache(4), block_tokens=4)
+        noise = tiny_weights(spec, seed=1)
+        near = {name: weight + 0.1 * noise[name] for name, weight in tiny_weights(spec).items()}
+        return Drafter(texts, DraftModel(
+            build_model(spec, near, torch.float32), replace(capacity, layout=layout, num_pages=60),
+            cache_dtype=torch.float32, device=torch.device("cpu"), texts=texts, most=MOST_DRAFTS), WallClock())
 
     def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
         manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching)
         scheduler = Scheduler(
             executor.capacity(), manager, POLICIES["fcfs"](), max_num_batched_tokens=setup.max_step_tokens,
-            max_num_seqs=setup.num_rows, eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
+            max_num_seqs=setup.num_rows, eos_token_ids=self.spec.eos_token_ids, cache=setup.cache,
+            speculation=Eager(setup.num_rows, MOST_DRAFTS, lambda step: 1.0) if setup.speculate else None)
         return Loop(scheduler, executor, WallClock())
 
 
