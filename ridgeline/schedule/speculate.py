@@ -18,7 +18,7 @@ from ridgeline.schedule.plan import StepPlan, StepResult
 
 Long = NDArray[np.int64]
 PRIOR, PRIOR_TRIALS = 0.6, 2.0  # acceptance that is believed before any was measured, and how firmly
-FADE, FADE_ALL = 0.95, 0.995  # a step, of what was counted in one row and in all
+FADE, FADE_ALL = 0.97, 0.98  # a step, of what was counted in one row and in all
 SMOOTH, RETRY = 0.2, 0.003  # a new measurement's weight; what is forgotten of widths not used, a step
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # drafts of a step that are weighed
 
@@ -44,7 +44,8 @@ class Speculation:
         self._ready = np.zeros(num_rows, np.int64)
         self._agreed, self._tried = np.zeros(num_rows), np.zeros(num_rows)
         self._agreed_all = self._tried_all = 0.0
-        self._factor = np.full(num_rows * (most + 1) + 1, np.nan)  # measured over price, by decode tokens
+        # measured over price, by decode tokens of the step; not measured: that of the next narrower one
+        self._factor, self._measured = np.ones(num_rows * (most + 1) + 1), np.zeros(0, np.int64)
         self._draft_s = 0.0  # of one more draft in every row
         self._gap_s = 0.0  # that the executor idles before a step that was not planned ahead
         self._finished_s = 0.0
@@ -110,12 +111,13 @@ class Speculation:
 
     def _time(self, plan: StepPlan, result: StepResult, draft_s: float) -> None:
         """Of a step of decodes alone."""
-        tokens = plan.num_tokens
-        factor = (result.finished_s - result.started_s - draft_s) / self._price(plan)
-        known = self._factor[tokens]
-        now = factor if np.isnan(known) else known + SMOOTH * (factor - known)
+        tokens, now = plan.num_tokens, (result.finished_s - result.started_s - draft_s) / self._price(plan)
+        if tokens in self._measured:
+            now = self._factor[tokens] + SMOOTH * (now - self._factor[tokens])
+        else:
+            self._measured = np.sort(np.append(self._measured, tokens))
         self._factor += RETRY * np.minimum(now - self._factor, 0.0)
-        self._factor[tokens] = now
+        self._factor[tokens: _after(self._measured, tokens)] = now
         if plan.draft.any():
             each_s = draft_s / int(plan.draft.max())
             self._draft_s += SMOOTH * (each_s - self._draft_s)
@@ -124,9 +126,13 @@ class Speculation:
             self._gap_s += SMOOTH * (max(gap_s, 0.0) - self._gap_s)
 
     def _seconds(self, start: Long, count: Long, sampled: int, deepest: int) -> float:
-        """Of a step with drafts, the deepest row's `deepest`: the factor is that of the widest step measured
-        that is no wider."""
-        known = np.flatnonzero(~np.isnan(self._factor[:sampled + 1]))
-        factor = float(self._factor[known[-1]]) if len(known) else 1.0
+        """Of a step with drafts, the deepest row's `deepest`."""
         extra_s = deepest * self._draft_s + self._gap_s if deepest else 0.0
-        return self._price(Shape(start=start, count=count, num_sampled=sampled)) * factor + extra_s
+        price_s = self._price(Shape(start=start, count=count, num_sampled=sampled))
+        return price_s * float(self._factor[sampled]) + extra_s
+
+
+def _after(measured: Long, tokens: int) -> int | None:
+    """The next wider step that was measured."""
+    wider = measured[measured > tokens]
+    return int(wider[0]) if len(wider) else None

@@ -59,8 +59,10 @@ def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Se
     assert np.allclose([one.logprobs for one in scores], [one.logprobs for one in alone], atol=1e-4)
 
 
-VOCAB, LENGTH, PROMPT = 12, 4, (3, 4, 5, 6, 7, 3, 4, 5, 8, 9, 3, 4, 5)
-WIDE = Setup( num_rows=250, num_pages=2500, prefix_caching=True, check=False)
+VOCAB, LENGTH = 12, 4
+# whatever token comes first, it has stood behind 4, 5 before, and something behind it
+PROMPT = (*(token for first in range(VOCAB) for token in (4, 5, first, (7 * first + 3) % VOCAB)), 4, 5)
+WIDE = Setup(num_rows=250, num_pages=5000, prefix_caching=True, check=False)
 
 
 def exact(tiny: Tiny) -> np.ndarray:
