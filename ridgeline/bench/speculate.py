@@ -28,8 +28,8 @@ EDIT = """Copy this text exactly, but replace {place} by Paris:
 Visitors who reach {place} by train arrive in the middle of the old town, a few minutes from the river. The
 museum of {place} opens at nine on weekdays and at ten on Sundays; tickets cost twelve euros and can be bought
 at the entrance or in advance. From the museum a narrow street leads up to the castle, from which the whole of
-{place} can be seen on a clear day. The market hall of {place} closes at two in the afternoon, so it is best to
-go there first, and to keep the castle and the museum for later."""
+{place} can be seen on a clear day. The market hall of {place} closes at two in the afternoon, so it is best
+to go there first, and to keep the castle and the museum for later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.attention.chunks import LONG
 from ridgeline.blocks.norm_rope.spec import prompt_borders
-from ridgeline.engine.drafting import build_drafter, check_speculation, draft_model
+from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
@@ -108,9 +108,8 @@ def build_engine(
     clock = clock or WallClock()
     startup = Startup(clock)
     policy = POLICIES[config.policy]()
-    if config.speculate is not None:
-        draft_model(config)  # a wrong one is refused before anything loads
     device = choose_device(config, startup)
+    check_speculation(config, on_gpu=device.type == "cuda")
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
     with startup.phase("open"):
@@ -133,10 +132,7 @@ def build_engine(
     with startup.phase("executor"):
         model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
-        drafter = None
-        if config.speculate is not None:
-            check_speculation(config, capacity, on_gpu=device.type == "cuda")
-            drafter = build_drafter(config, capacity, clock, startup)
+        drafter = build_drafter(config, capacity, clock, startup)
         executor = _executor(model, capacity, numerics, device, clock, threads, drafter)
     _say_paths(model, startup)
     manager = KVManager(

@@ -40,19 +40,24 @@ def draft_model(config: EngineConfig) -> str | None:
                       "smaller model of the same vocabulary")
 
 
-def check_speculation(config: EngineConfig, capacity: Capacity, *, on_gpu: bool) -> None:
-    """ConfigError where drafts cannot be verified."""
+def check_speculation(config: EngineConfig, *, on_gpu: bool) -> None:
+    """ConfigError, before anything loads, where drafts cannot be verified."""
+    if config.speculate is None:
+        return
+    draft_model(config)
     if on_gpu:
         raise ConfigError("speculate is not there yet on a GPU: leave it out, or use device cpu")
     if not config.cache:
         raise ConfigError("speculate verifies drafts from the cache: leave out one of speculate and no-cache")
+
+
+def build_drafter(config: EngineConfig, capacity: Capacity, clock: Clock, startup: Startup) -> Drafter | None:
+    """None without speculation. capacity: of the target, on a CPU."""
+    if config.speculate is None:
+        return None
     if any(group.state_pages for group in capacity.layout.groups):
         raise ConfigError("speculate is not there yet for a model with recurrent states, which cannot go "
                           "back over a wrong draft: leave it out")
-
-
-def build_drafter(config: EngineConfig, capacity: Capacity, clock: Clock, startup: Startup) -> Drafter:
-    """capacity: of the target, on a CPU."""
     texts, name = Texts(), draft_model(config)
     if name is None:
         startup.choose("speculate", "ngram", f"as given, at most {config.speculate_max} drafts of a sequence")
