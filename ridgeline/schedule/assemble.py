@@ -24,7 +24,8 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
         others = (taken.takes & ~decodes).nonzero()[0]
         at = np.concatenate([heads, others])
         feed = np.concatenate([feed[heads], *(_chunk(rows, taken, row) for row in others.tolist())])
-    count, draft = taken.counts[at].astype(np.int32), np.zeros(rows.size, np.int32)[at]
+    count = taken.counts[at].astype(np.int32)
+    draft = np.zeros(len(count), np.int32)
     if taken.draft is not None:
         draft = taken.draft[at].astype(np.int32)
         feed = np.insert(feed, np.repeat(np.arange(1, len(heads) + 1), draft[:len(heads)]), PLACEHOLDER)
