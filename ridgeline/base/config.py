@@ -21,7 +21,9 @@ class EngineConfig:
     "float32" (exact, the reference numerics) or "bfloat16". kv_cache_dtype: "auto", "float32" or "bfloat16".
     kv_cache_bytes: the arena. threads: compute threads. load_format: "auto" or "dummy". block_tokens: tokens
     of a block of the largest cache group, None for what the device's kernels read best. hf_overrides: fields
-    that replace those of the checkpoint's config; None drops one. cache: False runs the naive quadratic path
+    that replace those of the checkpoint's config; None drops one. speculate: "ngram" (what followed these
+    tokens before) or "draft:MODEL" (a smaller model of the same vocabulary) drafts tokens that a step then
+    verifies; speculate_max: of a sequence in a step. cache: False runs the naive quadratic path
     that recomputes everything at each step (the slow twin).
     """
 
@@ -42,6 +44,8 @@ class EngineConfig:
     prefix_caching: bool = True
     cache: bool = True
     policy: str = "fcfs"
+    speculate: str | None = None
+    speculate_max: int = 4
     threads: int | None = None
     seed: int = 0
     trace_file: str | None = None

@@ -18,9 +18,10 @@ FORMAT = 1
 class StepRecord:
     """One finished step.
 
-    num_decodes: rows with one token that sample; num_chunks: the other rows, prefill_tokens theirs.
-    num_sampled: projected positions. context_tokens: keys read, each row's once, under full attention.
-    running, waiting: requests after the plan. used_pages, free_pages: of the arena after the plan.
+    num_decodes: rows with one known token that sample; num_chunks: the other rows, prefill_tokens theirs.
+    num_drafts: tokens that decodes verify besides; num_new: tokens that came of the step. num_sampled:
+    projected positions. context_tokens: keys read, each row's once, under full attention. running, waiting:
+    requests after the plan. used_pages, free_pages: of the arena after the plan.
     num_preemptions: made by this plan. num_failed: rows that ended with an error. begun_s: handed to the
     executor; started_s, finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s:
     what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
@@ -51,10 +52,12 @@ class StepRecord:
     floor_s: float | None
     experts_read: int = 0
     experts_expected: float = 0.0
+    num_drafts: int = 0
+    num_new: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decodes + self.prefill_tokens
+        return self.num_decodes + self.num_drafts + self.prefill_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`ridgeline bench latency | throughput | probe | kernels | startup`."""
+"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup`."""
 
 import argparse
 from dataclasses import fields
@@ -14,15 +14,16 @@ HELP = "measure the engine in this process beside the floor of what it did"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("latency", "throughput", "probe", "kernels", "startup"),
-        help="one request at a time, many at a time, the machine itself, a published shape's GPU kernels, or "
-        "the way to the first token",
+        choices=("latency", "throughput", "probe", "speculate", "kernels", "startup"),
+        help="one request at a time, many at a time, the machine itself, drafts beside none, a published "
+        "shape's GPU kernels, or the way to the first token",
     )
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
     group.add_argument("--output-tokens", type=count, metavar="TOKENS", help="of a request (128)")
     group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16)")
-    group.add_argument("--num-requests", type=count, metavar="N", help="in all (latency: 5, throughput: 16)")
+    group.add_argument("--num-requests", type=count, metavar="N",
+                       help="in all (latency: 5, throughput: 16), or pairs of a workload (speculate: 10)")
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
     group.add_argument(
         "--profile",
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_startup(args)
     if args.tune:
         raise ConfigError(f"bench {args.what} has no use for --tune: it is of bench kernels")
+    if args.what == "speculate":
+        return _run_speculate(args)
     from ridgeline.bench.offline import BenchArgs
     from ridgeline.bench.offline import run as run_bench
 
@@ -71,6 +74,18 @@ def _run_startup(args: argparse.Namespace) -> int:
     from ridgeline.bench.startup import run as run_startup
 
     return run_startup(engine_config(args), as_json=args.json)
+
+
+def _run_speculate(args: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in ("prompt-tokens", "concurrency", "profile")
+             if getattr(args, name.replace("-", "_")) is not None]
+    if given:
+        raise ConfigError(f"bench speculate has no use for {' and '.join(given)}: leave it out")
+    from ridgeline.bench.speculate import SpeculateArgs
+    from ridgeline.bench.speculate import run as run_speculate
+
+    return run_speculate(SpeculateArgs(engine=engine_config(args), num_pairs=args.num_requests,
+                                       output_tokens=args.output_tokens, json=args.json))
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -118,6 +118,14 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
         help="recompute the whole context at every step: a slow twin for comparison",
     )
     group.add_argument("--policy", default="fcfs", help="order of waiting requests: fcfs or priority")
+    group.add_argument(
+        "--speculate",
+        metavar="ngram|draft:MODEL",
+        help="draft tokens from the text itself or by a smaller model, and verify several in a step",
+    )
+    group.add_argument(
+        "--speculate-max", type=count, default=4, metavar="N", help="most drafts of a sequence in a step (4)"
+    )
 
 
 def _add_machine_flags(group: argparse._ActionsContainer) -> None:

@@ -17,6 +17,7 @@ from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.attention.chunks import LONG
 from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
@@ -46,10 +47,12 @@ from ridgeline.nn.progress import told_when_slow
 from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Speculation
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
@@ -107,6 +110,7 @@ def build_engine(
     startup = Startup(clock)
     policy = POLICIES[config.policy]()
     device = choose_device(config, startup)
+    check_speculation(config, on_gpu=device.type == "cuda")
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
     with startup.phase("open"):
@@ -129,7 +133,8 @@ def build_engine(
     with startup.phase("executor"):
         model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
-        executor = _executor(model, capacity, numerics, device, clock, threads)
+        drafter = build_drafter(config, capacity, clock, startup)
+        executor = _executor(model, capacity, numerics, device, clock, threads, drafter)
     _say_paths(model, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
@@ -140,10 +145,11 @@ def build_engine(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache,
         snapshot_stride=stride, snapshot_bytes=kept_bytes,
     )  # fmt: skip
+    speculation = Speculation(capacity.num_rows, config.speculate_max, price) if drafter is not None else None
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
-        cache=config.cache,
+        cache=config.cache, speculation=speculation,
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
@@ -178,12 +184,14 @@ def _weights(
 
 
 def _executor(
-    model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int
+    model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int,
+    drafter: Drafter | None,
 ) -> LocalExecutor | GpuExecutor:
     if model.gpu is None:
         return LocalExecutor(
-            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads
-        )
+            model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads,
+            drafter=drafter,
+        )  # fmt: skip
     return GpuExecutor(model, capacity, cache_dtype=numerics.cache, device=device, clock=clock)
 
 
@@ -316,5 +324,6 @@ def _info(
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
         "policy": config.policy,
+        "speculate": config.speculate,
         "startup": startup.as_dict(),
     }

@@ -90,6 +90,37 @@ def draw_from_all(draw: Draw, noise_RB: Tensor) -> Tensor:
         tokens[left] = _race(draw, noise_RB, left, values.double(), tokens[left])
 
 
+def distribution(logits_RV: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor,
+                 log_min_p: Tensor) -> Tensor:
+    """What the races draw from, float64 [R, V]; the numbers are a Draw's."""
+    scaled_RV = (logits_RV.double() - logits_RV.amax(1, keepdim=True).double()) / temperature.unsqueeze(1)
+    mass_RV = scaled_RV.exp().masked_fill_(scaled_RV < log_min_p.unsqueeze(1), 0.0)
+    vocab_size = logits_RV.shape[1]
+    if bool((top_k < vocab_size).any() or (top_p < 1.0).any()):
+        ids_RV = logits_RV.sort(dim=1, descending=True, stable=True).indices
+        ordered_RV = mass_RV.gather(1, ids_RV)
+        place_V = torch.arange(vocab_size, device=ids_RV.device)
+        ordered_RV.masked_fill_(place_V >= top_k.unsqueeze(1), 0.0)
+        until_RV = ordered_RV.cumsum(1)
+        out_RV = until_RV - ordered_RV >= top_p.unsqueeze(1) * until_RV[:, -1:]
+        out_RV[:, 0] = False
+        mass_RV = torch.zeros_like(mass_RV).scatter_(1, ids_RV, ordered_RV.masked_fill_(out_RV, 0.0))
+    return mass_RV / mass_RV.sum(1, keepdim=True)
+
+
+def keep_or_replace(q_RV: Tensor, p_RV: Tensor, drafts: Tensor, uniform: Tensor, gumbel_RV: Tensor) -> Tensor:
+    """Tokens int64 [R] distributed as q, given drafts [R] drawn from p: the draft with probability
+    min(1, q / p), else one drawn from the normalised max(q - p, 0) (Leviathan et al. 2023, theorem 1).
+
+    uniform [R] in (0, 1) and gumbel_RV are independent of the drafts.
+    """
+    at_R1 = drafts.unsqueeze(1)
+    kept = uniform * p_RV.gather(1, at_R1).squeeze(1) < q_RV.gather(1, at_R1).squeeze(1)
+    more_RV = (q_RV - p_RV).clamp_min_(0.0)
+    more_RV = torch.where(more_RV.sum(1, keepdim=True) > 0.0, more_RV, q_RV)  # p is q, but for rounding
+    return torch.where(kept, drafts, (more_RV.log() + gumbel_RV).argmax(1))
+
+
 class _Nucleus:
     """Which tokens top_p admits: those with less than top_p of the mass ahead of them in order.
 

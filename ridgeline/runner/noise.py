@@ -25,6 +25,12 @@ def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(words.view(np.int32))
 
 
+def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Tensor:
+    """One number in (0, 1) for each (seed, position), of no relation to its row_keys: float64 [R]."""
+    mixed = _mix64(_mix64(_mix64(seeds + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN) ^ _GOLDEN)
+    return torch.from_numpy(((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+
+
 def token_codes(vocab_size: int) -> Tensor:
     """A scattered 32-bit word for each token id, all different: int32 [V] (murmur3's finalizer)."""
     code = np.arange(1, vocab_size + 1, dtype=np.uint32)

@@ -10,9 +10,12 @@ Charter:
      finite are reported; nothing is rolled back here, since writing the same keys and values again changes
      nothing, and recurrent states land last.
 
+  6. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
+     (speculate/). What the first wrong one and those behind it wrote is overwritten before anybody sees it.
+
 Knows no queue, no page ownership and no text.
 
-Legend: R rows of the plan, S rows that sample, T tokens, H hidden, V vocabulary.
+Legend: R rows of the plan, S positions that are projected, T tokens, H hidden, V vocabulary.
 """
 
 from collections import deque
@@ -32,19 +35,27 @@ from ridgeline.runner.inputs import build_step, select
 from ridgeline.runner.logprobs import PromptScores, row_logprobs
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.sampler import Sampler
+from ridgeline.runner.speculate.speculator import Drafter, Proposal
+from ridgeline.runner.speculate.verify import Span, verify
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, StepPlan, StepResult
+from ridgeline.schedule.plan import SAMPLE_NONE, Drafting, RowLogprobs, StepPlan, StepResult
 
 Places = NDArray[np.int64]
+_NO_DRAFTS = Proposal(tokens=[])
 NOT_FINITE = "the model's numbers for this request are not finite (NaN or Inf in its weights or activations)"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Outcome:
-    """What is known of a step so far, by place in the plan. hidden_RH: each row's last position."""
+    """What is known of a step so far, by place in the plan.
 
-    hidden_RH: Tensor
-    tokens: dict[int, int] = field(default_factory=dict)
+    hidden_SH: each row's last position, after one more for each of its drafts. ends [R]: where a row's end.
+    """
+
+    hidden_SH: Tensor
+    ends: Places
+    proposals: dict[int, Proposal]
+    tokens: dict[int, list[int]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
@@ -54,17 +65,18 @@ class _Outcome:
         """Those without an error so far."""
         return np.array([place for place in places if place not in self.errors], np.int64)
 
-    def result(self, plan: StepPlan, started_s: float, finished_s: float) -> StepResult:
+    def result(self, plan: StepPlan, drafting: Drafting | None, started_s: float,
+               finished_s: float) -> StepResult:
         failed = np.zeros(plan.num_rows, np.uint8)
         failed[list(self.errors)] = 1
         num_new = np.zeros(plan.num_rows, np.int32)
-        num_new[list(self.tokens)] = 1
-        tokens = np.array([self.tokens[place] for place in sorted(self.tokens)], np.int32)
+        num_new[list(self.tokens)] = [len(new) for new in self.tokens.values()]
+        tokens = np.array([token for place in sorted(self.tokens) for token in self.tokens[place]], np.int32)
         return StepResult(
             step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.errors,
             logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
             returned_tickets=plan.copies.ticket, experts_read=self.experts_read, started_s=started_s,
-            finished_s=finished_s)
+            finished_s=finished_s, drafting=drafting)
 
 
 class LocalExecutor:
@@ -73,9 +85,9 @@ class LocalExecutor:
     max_in_flight = 2
 
     def __init__(self, model: Model, capacity: Capacity, *, cache_dtype: torch.dtype, device: torch.device,
-                 clock: Clock, threads: int | None = None) -> None:
+                 clock: Clock, threads: int | None = None, drafter: Drafter | None = None) -> None:
         """capacity.layout: planned for the model's spec at cache_dtype's bytes. threads: of the worker's
-        math."""
+        math. drafter: fills draft slots; without one a plan must have none."""
         self._model = model
         self._capacity = capacity
         self._clock = clock
@@ -84,6 +96,7 @@ class LocalExecutor:
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size)
         self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
+        self._drafter = drafter
         self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (threads,))
         self._flying: deque[tuple[int, Future[StepResult]]] = deque()
         self._next_ticket = 0
@@ -94,7 +107,8 @@ class LocalExecutor:
     def begin(self, plan: StepPlan, now: float) -> int:
         """Hand a plan to the worker; returns its ticket."""
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
-        assert plan.num_tokens <= self._capacity.max_step_tokens and not plan.draft.any()
+        assert plan.num_tokens <= self._capacity.max_step_tokens
+        assert self._drafter is not None or not plan.draft.any(), "nobody fills these draft slots"
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._flying.append((ticket, self._worker.submit(self._run, plan)))
         return ticket
@@ -119,39 +133,52 @@ class LocalExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         started_s = self._clock.now()
         with torch.inference_mode():
-            outcome = _Outcome(hidden_RH=torch.empty(0))
-            self._take_news(plan, outcome)
+            errors = self._take_news(plan)
+            proposals: dict[int, Proposal] = {}
+            if self._drafter is not None:
+                plan, proposals = self._drafter.fill(plan)
+            outcome = _Outcome(hidden_SH=torch.empty(0), ends=(plan.draft + 1).cumsum(),
+                               proposals=proposals, errors=errors)
             everyone = outcome.unbroken(np.arange(plan.num_rows))
             isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
             outcome.experts_read = self._model.take_experts_read()
             isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
-        return outcome.result(plan, started_s, self._clock.now())
+            drafting = None if self._drafter is None else \
+                self._drafter.settle(plan, outcome.tokens, proposals)
+        return outcome.result(plan, drafting, started_s, self._clock.now())
 
-    def _take_news(self, plan: StepPlan, outcome: _Outcome) -> None:
+    def _take_news(self, plan: StepPlan) -> dict[int, str]:
+        """Errors by place."""
+        errors: dict[int, str] = {}
         for start in plan.row_starts:
             self._rows.take(start)
             try:
                 self._sampler.start(start)
             except Exception as error:  # parameters that slipped past the door
                 places = np.flatnonzero(plan.row == start.row)
-                outcome.errors.update(dict.fromkeys(places.tolist(), _text(error)))
+                errors.update(dict.fromkeys(places.tolist(), _text(error)))
+            if self._drafter is not None:
+                self._drafter.start(start)
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
+        return errors
 
     def _forward(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
-        """Run some of the plan's rows through the model; keep each one's last hidden state."""
+        """Run some of the plan's rows through the model; keep the hidden states that are projected."""
         part = select(plan, places)
         step = build_step(part, self._rows, self._capacity.layout)
         x_TH = self._model.forward(step)
-        hidden_RH = x_TH[torch.from_numpy(part.count.cumsum() - 1)]
-        if outcome.hidden_RH.shape[0] == 0:
-            outcome.hidden_RH = hidden_RH.new_zeros(plan.num_rows, hidden_RH.shape[1])
-        outcome.hidden_RH[torch.from_numpy(places)] = hidden_RH
-        broken = places[torch.isfinite(hidden_RH).all(1).logical_not_().cpu().numpy()]
+        hidden_SH = x_TH[torch.from_numpy(_tails(part.count.cumsum(), part.draft))]
+        if outcome.hidden_SH.shape[0] == 0:
+            outcome.hidden_SH = hidden_SH.new_zeros(int(outcome.ends[-1]), hidden_SH.shape[1])
+        outcome.hidden_SH[torch.from_numpy(_tails(outcome.ends[places], part.draft))] = hidden_SH
+        own_RH = outcome.hidden_SH[torch.from_numpy(outcome.ends[places] - 1 - part.draft)]
+        broken = places[torch.isfinite(own_RH).all(1).logical_not_().cpu().numpy()]
         outcome.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
-        first = part.num_decodes  # a decode predicts no token of its prompt
-        for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
+        chunks = slice(part.num_decodes, None)  # a decode predicts no token of its prompt
+        first = int(part.count[:part.num_decodes].sum())
+        for place, count in zip(places[chunks].tolist(), part.count[chunks].tolist()):
             found = self._scores.of(plan, place, x_TH[first: first + count])
             if found and place not in outcome.errors:
                 outcome.prompt_logprobs[place] = found
@@ -159,25 +186,45 @@ class LocalExecutor:
         step.land()
 
     def _sample(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
-        """Project and sample some rows; their tokens stay on the device for the next step."""
-        rows = plan.row[places].astype(np.int64)
-        rows_S = torch.from_numpy(rows)
-        positions_S = torch.from_numpy((plan.start + plan.count)[places].astype(np.int64))
-        logits_SV = self._model.logits(outcome.hidden_RH[torch.from_numpy(places)], len(places))
-        out = self._sampler.sample(logits_SV, rows_S, positions_S)
-        self._rows.last_token[rows_S] = out.tokens_S
-        for place, token, failed in zip(places.tolist(), out.tokens_S.tolist(), out.failed_S.tolist()):
-            if failed:
+        """Project and sample some rows; their last tokens stay on the device for the next step."""
+        rows, draft = plan.row[places].astype(np.int64), plan.draft[places]
+        rows_S, at = torch.from_numpy(rows), _tails(outcome.ends[places], draft)
+        first = np.arange(len(places)) + draft.cumsum() - draft  # of a row's positions in `at`
+        positions = (plan.start + plan.count)[places].astype(np.int64)
+        logits_SV = self._model.logits(outcome.hidden_SH[torch.from_numpy(at)], len(at))
+        if outcome.proposals:
+            taken, failed = verify(self._sampler, logits_SV, [
+                Span(start=self._rows.request(row), at=where, position=position,
+                     proposal=outcome.proposals.get(place, _NO_DRAFTS))
+                for place, row, where, position in zip(
+                    places.tolist(), rows.tolist(), first.tolist(), (positions - draft).tolist())])
+            self._rows.last_token[rows_S] = torch.tensor([tokens[-1] for tokens in taken])
+        else:
+            out = self._sampler.sample(logits_SV, rows_S, torch.from_numpy(positions))
+            self._rows.last_token[rows_S] = out.tokens_S
+            taken, failed = [[token] for token in out.tokens_S.tolist()], out.failed_S.tolist()
+        asked: list[tuple[int, int, int, int]] = []  # place, flat position, its token, how many besides
+        for place, row, tokens, broken, where in zip(places.tolist(), rows.tolist(), taken, failed,
+                                                     first.tolist()):
+            if broken:
                 outcome.errors[place] = NOT_FINITE
-            else:
-                outcome.tokens[place] = token
-        asked = [(i, k) for i, row in enumerate(rows.tolist())
-                 if (k := self._rows.request(row).params.logprobs) is not None
-                 and int(places[i]) in outcome.tokens]
+                continue
+            outcome.tokens[place] = tokens
+            if (most := self._rows.request(row).params.logprobs) is not None:
+                asked += [(place, where + i, token, most) for i, token in enumerate(tokens)]
         if asked:
-            found = row_logprobs(logits_SV[[i for i, _ in asked]], out.tokens_S[[i for i, _ in asked]],
-                                 [k for _, k in asked])
-            outcome.logprobs.update({int(places[i]): [one] for (i, _), one in zip(asked, found)})
+            _, flat, ids, tops = (list(column) for column in zip(*asked))
+            found = row_logprobs(logits_SV[flat], torch.tensor(ids, device=logits_SV.device), tops)
+            for (place, *_), one in zip(asked, found):
+                outcome.logprobs.setdefault(place, []).append(one)
+
+
+def _tails(ends: Places, draft: NDArray[np.int32]) -> Places:
+    """The last place before each end, after as many more as there are drafts; flat."""
+    if not draft.any():
+        return ends - 1
+    sizes = draft + 1
+    return np.arange(int(sizes.sum())) + np.repeat(ends - sizes.cumsum(), sizes)
 
 
 def isolate(places: Places, run: Callable[[Places], None], errors: dict[int, str]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.runner import noise
 from ridgeline.runner.adjust import Adjustments
-from ridgeline.runner.draw import Draw, draw_from_all, draw_from_top
+from ridgeline.runner.draw import Draw, distribution, draw_from_all, draw_from_top, keep_or_replace
 from ridgeline.runner.noise import gumbel
 from ridgeline.runner.order import BLOCK, first_of_best, in_blocks
 from ridgeline.schedule.plan import RowStart
@@ -83,6 +83,32 @@ class Sampler:
         tokens_S.masked_fill_(failed_S, 0)
         self._adjust.record(tokens_S, rows, positions)
         return SampleOut(tokens_S=tokens_S, failed_S=failed_S)
+
+    def distribution(self, logits_SV: Tensor, rows_S: Tensor, positions_S: Tensor) -> Tensor:
+        """What sample() draws from, float64 [S, V]; of rows with a temperature."""
+        rows, positions = rows_S.cpu().numpy(), positions_S.cpu().numpy()
+        return self._distribution(self._adjust.apply(logits_SV, rows, positions), rows)
+
+    def sample_against(self, logits_SV: Tensor, rows_S: Tensor, positions_S: Tensor, drafts_S: Tensor,
+                       p_SV: Tensor) -> SampleOut:
+        """sample() of rows with a temperature, for which drafts int64 [S] were drawn from p float64 [S, V]:
+        the same distribution, and the draft as often as can be."""
+        rows, positions = rows_S.cpu().numpy(), positions_S.cpu().numpy()
+        adjusted_SV = self._adjust.apply(logits_SV, rows, positions)
+        failed_S = ~(logits_SV.sum(1).isfinite() & adjusted_SV.amax(1).isfinite())
+        xor, multiplier = noise.row_keys(self._seed[rows], positions).to(self._device).unsqueeze(2).unbind(0)
+        codes_V = self._codes_BX.flatten()[: self._vocab_size]
+        tokens_S = keep_or_replace(
+            self._distribution(adjusted_SV, rows), p_SV, drafts_S,
+            noise.uniform(self._seed[rows], positions).to(self._device),
+            noise.gumbel_of(noise.bits(codes_V, xor, multiplier)))
+        tokens_S.masked_fill_(failed_S, 0)
+        self._adjust.record(tokens_S, rows, positions)
+        return SampleOut(tokens_S=tokens_S, failed_S=failed_S)
+
+    def _distribution(self, adjusted_SV: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        asked = (self._temperature, self._top_k, self._top_p, self._log_min_p)
+        return distribution(adjusted_SV, *(torch.from_numpy(each[rows]).to(self._device) for each in asked))
 
     def _parts(self, rows: NDArray[np.int64], random: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Places to draw together: those of about the same top_k, and those without in bounded numbers."""

@@ -14,7 +14,8 @@ _NO_COPIES = Copies.none()
 
 def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], news: StepNews) -> StepPlan:
     """The plan of what is taken. The rows' counters still stand before the step."""
-    decodes = taken.samples & (taken.counts == 1)
+    own = taken.counts if taken.draft is None else taken.counts - taken.draft
+    decodes = taken.samples & (own == 1)
     heads = decodes.nonzero()[0]
     feed = rows.last_token.copy()
     np.putmask(feed, rows.in_flight > 0, PLACEHOLDER)
@@ -24,6 +25,10 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
         at = np.concatenate([heads, others])
         feed = np.concatenate([feed[heads], *(_chunk(rows, taken, row) for row in others.tolist())])
     count = taken.counts[at].astype(np.int32)
+    draft = np.zeros(len(count), np.int32)
+    if taken.draft is not None:
+        draft = taken.draft[at].astype(np.int32)
+        feed = np.insert(feed, np.repeat(np.arange(1, len(heads) + 1), draft[:len(heads)]), PLACEHOLDER)
     return StepPlan(
         step=step,
         request=taken.number[at],
@@ -31,13 +36,12 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
         start=taken.until[at].astype(np.int32) - count,
         count=count,
         sample=taken.samples[at].astype(np.uint8) * np.uint8(SAMPLE_NEXT),
-        draft=np.zeros(len(count), np.int32),
+        draft=draft,
         tokens=feed,
         num_decodes=len(heads),
         row_starts=tuple(starts),
-        tables=tuple(TableDelta(row=_int(table.row), index=_int(table.index), page=_int(table.page))
-                     for table in news.tables),
-        copies=_copies(news),
+        tables=table_deltas(news),
+        copies=copies_of(news),
     )
 
 
@@ -65,7 +69,12 @@ def _int(values: list[int]) -> Int:
     return np.array(values, np.int32)
 
 
-def _copies(news: StepNews) -> Copies:
+def table_deltas(news: StepNews) -> tuple[TableDelta, ...]:
+    return tuple(TableDelta(row=_int(table.row), index=_int(table.index), page=_int(table.page))
+                 for table in news.tables)
+
+
+def copies_of(news: StepNews) -> Copies:
     copies = news.copies
     if not copies.ticket:
         return _NO_COPIES

@@ -52,6 +52,10 @@ class Memory:
                 return
             book.preempt(book.running.last)
 
+    def spares(self, num_tokens: int) -> bool:
+        """Whether each running row can have pages for so many more tokens at nobody's cost."""
+        return self._manager.num_free_pages >= self._rows.num_running * self._manager.pages_to_run(num_tokens)
+
     def secure(self, counts: Long) -> None:
         """Writable pages for counts [num_rows], by rank; whoever cannot have them all gets fewer tokens or
         none."""

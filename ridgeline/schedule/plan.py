@@ -2,7 +2,8 @@
 objects.
 
 Legend: R rows of the step, T flat tokens of the step (the rows' tokens one after another), numpy throughout.
-Rows are sorted: first the rows with `count` 1 that sample (decodes), then the others (chunks of prompts).
+Rows are sorted: first the decodes, which take one known token, and drafts after it where they verify some,
+then the others (chunks of prompts).
 """
 
 from dataclasses import dataclass, field
@@ -77,10 +78,11 @@ class StepPlan:
     """One iteration over all rows that take part.
 
     request [R] engine-wide request number; row [R] the runner row; start [R] position of the row's first
-    token in this step (= tokens computed before it); count [R] tokens of the row; sample [R] SAMPLE_*; draft
-    [R] reserved draft slots (0 without speculation); tokens [T] input ids, PLACEHOLDER where only the device
-    knows. tables: one TableDelta a cache group. row_starts come before anything else of the step; rows whose
-    request ended are simply given to another request by a later RowStart.
+    token in this step (= tokens computed before it); count [R] tokens of the row, drafts included; sample [R]
+    SAMPLE_*; draft [R] reserved draft slots (0 without speculation), the row's last, of which the executor
+    may use fewer; tokens [T] input ids, PLACEHOLDER where only the device knows. tables: one TableDelta a
+    cache group. row_starts come before anything else of the step; rows whose request ended are simply given
+    to another request by a later RowStart.
     """
 
     step: int
@@ -107,7 +109,11 @@ class StepPlan:
     @property
     def num_sampled(self) -> int:
         """Positions that are projected to logits for sampling."""
-        return int(np.count_nonzero(self.sample))
+        return int(np.count_nonzero(self.sample)) + self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        return int(np.add.reduce(self.draft))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +126,21 @@ class RowLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What a speculator says of a step, in the plan's row order.
+
+    compared [R] drafts that the row's tokens were held against, verified or not; agreed [R] those that were
+    right before the first wrong one; ready [R] drafts there would be for the row's next step; seconds: that
+    drafting took within the step.
+    """
+
+    compared: Int
+    agreed: Int
+    ready: Int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What an executor returns for a plan, in the plan's row order.
 
@@ -128,7 +149,8 @@ class StepResult:
     the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
     the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
     order. returned_tickets: copies that have finished. experts_read: distinct experts whose weights were
-    read, summed over the layers. started_s, finished_s: the executor's clock.
+    read, summed over the layers. started_s, finished_s: the executor's clock. drafting: None
+    without speculation.
     """
 
     step: int
@@ -142,3 +164,4 @@ class StepResult:
     experts_read: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0
+    drafting: Drafting | None = None

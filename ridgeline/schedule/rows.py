@@ -23,7 +23,8 @@ class Taken:
     """What one step takes of each row, all [num_rows].
 
     counts: tokens. takes: counts > 0. until: positions below are computed once the step is. samples: the row
-    takes its last known token (or placeholder) and samples the next. number: whose row it was.
+    takes its last known token (or placeholder) and samples the next. number: whose row it was. draft: of
+    counts, tokens beyond those known, to be verified; None in a step without any.
     """
 
     counts: Long
@@ -31,6 +32,7 @@ class Taken:
     until: Long
     samples: Bool
     number: Long
+    draft: Long | None = None
 
 
 class Rows:
@@ -144,18 +146,30 @@ class Rows:
         orders = [request.order for request in self.requests(rows)]
         return rows[sorted(range(len(orders)), key=orders.__getitem__)]
 
-    def take(self, counts: Long) -> Taken:
-        """The step in which each row computes counts tokens; nothing moves yet."""
+    def take(self, counts: Long, draft: Long | None = None) -> Taken:
+        """The step in which each row computes counts tokens, drafts included; nothing moves yet."""
         until = self.scheduled + counts
         takes = counts > 0
+        last = self.known + self.in_flight if draft is None else self.known + self.in_flight + draft
         return Taken(counts=counts, takes=takes, until=until, number=self.number.copy(),
-                     samples=takes & (until == self.known + self.in_flight))
+                     samples=takes & (until == last), draft=draft)
 
     def schedule(self, taken: Taken, step: int) -> None:
         """The step is planned: count its tokens and its placeholders."""
         self.scheduled = taken.until.copy()
         self.in_flight += taken.samples
+        if taken.draft is not None:
+            self.in_flight += taken.draft
         np.copyto(self.last_step, step, where=taken.takes)
+
+    def trim(self, taken: Taken, took: NDArray[np.int32], alive: Bool) -> None:
+        """A step that verified has brought `took` [num_rows] tokens: drafts behind them were never
+        computed."""
+        assert taken.draft is not None
+        wrong = np.where(alive & (taken.draft > 0), taken.draft + 1 - took, 0)
+        self.in_flight -= np.where(alive, taken.draft, 0)
+        self.scheduled -= wrong
+        self.computed -= wrong
 
     def check(self) -> None:
         """The counters' order, and rows and requests naming each other."""

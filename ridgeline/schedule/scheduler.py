@@ -26,6 +26,7 @@ from ridgeline.schedule.plan import RowStart, StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
 from ridgeline.schedule.rows import Rows, Taken
+from ridgeline.schedule.speculate import Speculation
 from ridgeline.schedule.take import Taker
 
 Long = NDArray[np.int64]
@@ -47,12 +48,15 @@ class Scheduler:
 
     policy: ranks requests. eos_token_ids: end a text unless ignore_eos. seed: source of the seeds of requests
     that bring none. cache=False is the naive path: every step computes all known tokens of a row again, from
-    position 0.
+    position 0. speculation: how many drafts the rows verify, None for an executor that drafts nothing. How
+    many tokens such a step brings is known when it is committed, so nothing is planned ahead of it.
     """
 
     def __init__(self, capacity: Capacity, manager: KVManager, policy: Policy, *, max_num_batched_tokens: int,
                  max_num_seqs: int, eos_token_ids: Sequence[int] = (), seed: int = 0,
-                 cache: bool = True) -> None:
+                 cache: bool = True, speculation: Speculation | None = None) -> None:
+        assert speculation is None or cache, "without a cache there is nothing to verify drafts from"
+        self._speculation = speculation
         self._cache = cache
         self._manager = manager
         self._num_pages = capacity.num_pages - 1
@@ -121,17 +125,20 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a step in flight comes back."""
-        if not self._book.requests:
+        if not self._book.requests or (self._speculation is not None and self._waits(self._speculation)):
             return None
         self._memory.make_way()
         counts = self._share()
+        draft = None if self._speculation is None else self._draft(self._speculation, counts)
         self._memory.secure(counts)
+        if draft is not None:
+            draft = np.minimum(draft, np.maximum(counts - 1, 0))  # of rows that pages did not suffice for
         starts = self._admit(counts, now)
         self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"
             return None
-        step, taken = self._next_step, self._rows.take(counts)
+        step, taken = self._next_step, self._rows.take(counts, draft)
         news = self._manager.close_step(step, self._rows.row_of)
         plan = assemble(step, self._rows, taken, starts, news)
         self._rows.schedule(taken, step)
@@ -148,7 +155,34 @@ class Scheduler:
         self._manager.step_finished(plan.step)
         outputs = self._taker.take(plan, taken, result, now)
         self._memory.index(taken)
+        if self._speculation is not None:
+            self._speculation.observe(plan, result, ahead=bool(self._begun))
         return outputs
+
+    def _waits(self, speculation: Speculation) -> bool:
+        """True when what is in flight must be known first: it verifies drafts, or the next step should."""
+        if not self._begun:
+            return False
+        if self._begun[-1][1].draft is not None:
+            return True
+        return self._choose(speculation, self._rows.pending()) is not None
+
+    def _draft(self, speculation: Speculation, counts: Long) -> Long | None:
+        """Drafts by row, added to counts; None when there are none."""
+        if self._begun:
+            return None
+        draft = self._choose(speculation, counts)
+        if draft is not None:
+            counts += draft
+        return draft
+
+    def _choose(self, speculation: Speculation, counts: Long) -> Long | None:
+        """Drafts that rows which decode should verify. They take no page that another may need."""
+        rows = self._rows
+        if not self._memory.spares(speculation.most + 1):
+            return None
+        room = np.where(counts == 1, rows.end - rows.scheduled - 1, 0)
+        return speculation.choose(rows.scheduled, counts, room, self._max_tokens - int(counts.sum()))
 
     def _share(self) -> Long:
         """Tokens by row, [num_rows]: decodes first, then the others by rank."""
@@ -206,6 +240,7 @@ class Scheduler:
             "num_generated_tokens": counters.num_generated_tokens,
             "num_recomputed_tokens": counters.num_recomputed_tokens,
             "num_surplus_tokens": counters.num_surplus_tokens, "finished": dict(counters.finished),
+            **({} if self._speculation is None else self._speculation.stats()),
         }
 
     def check(self) -> None:

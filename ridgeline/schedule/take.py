@@ -22,11 +22,13 @@ class Taker:
     def take(self, plan: StepPlan, taken: Taken, result: StepResult, now: float) -> list[Output]:
         """Sort the rows into quick (one token, nothing else happens) and slow, and take each kind its way."""
         rows = self._rows
-        took, token, failed = _by_row(plan, result, rows.size)
+        took, token, failed = _by_row(plan, result, rows.size, one=taken.draft is None)
         alive = taken.takes & (rows.number == taken.number)
         good = alive & (failed == 0)
         np.copyto(rows.computed, taken.until, where=good)
         rows.in_flight -= taken.samples & alive
+        if taken.draft is not None:
+            rows.trim(taken, took, good)
         plain = good & ~rows.slow
         quick = plain & (took == 1) & (self._book.stops[token] == 0) & (rows.known < rows.end)
         outputs = self._take_quick(quick, token, now)
@@ -101,9 +103,13 @@ class Taker:
         return kept, reason
 
 
-def _by_row(plan: StepPlan, result: StepResult, num_rows: int) -> tuple[Int, Int, NDArray[np.uint8]]:
-    """(tokens taken, first token, failed), each by row instead of in the plan's order; zeros elsewhere."""
-    if plan.num_rows == plan.num_decodes == num_rows == len(result.tokens):
+def _by_row(plan: StepPlan, result: StepResult, num_rows: int, *,
+            one: bool) -> tuple[Int, Int, NDArray[np.uint8]]:
+    """(tokens taken, first token, failed), each by row instead of in the plan's order; zeros elsewhere.
+
+    one: no row takes more than a token.
+    """
+    if one and plan.num_rows == plan.num_decodes == num_rows == len(result.tokens):
         return result.num_new, result.tokens, result.failed
     at, took, failed = plan.row, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
     token = np.zeros(num_rows, np.int32)

@@ -14,7 +14,8 @@ from ridgeline.commands.flags import engine_config
 ENGINE = {
     "--tokenizer", "--chat-template", "--revision", "--load-format", "--dtype", "--hf-overrides",
     "--quantization", "--max-model-len", "--kv-cache-bytes", "--kv-cache-dtype", "--block-tokens",
-    "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy", "--device",
+    "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
+    "--speculate", "--speculate-max", "--device",
     "--threads", "--seed", "--trace-file", "--no-progress",
 }  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}

@@ -15,6 +15,10 @@ from ridgeline.kv.manager import KVManager
 from ridgeline.nn.build import Model, build_model
 from ridgeline.runner.noise import gumbel
 from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.speculate.draft import DraftModel
+from ridgeline.runner.speculate.ngram import Ngram
+from ridgeline.runner.speculate.speculator import Drafter
+from ridgeline.runner.speculate.texts import Texts
 from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
@@ -22,6 +26,7 @@ from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Long, Speculation
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
@@ -29,6 +34,7 @@ from tests.helpers import tiny_capped, tiny_latent, tiny_mixture, tiny_shared, t
 
 NEAR = 1e-3
 MOST_EXCUSED = 0.02
+MOST_DRAFTS = 3
 MODELS: dict[str, ModelSpec] = {"dense": tiny_spec(), "mixed": tiny_spec(windows=(None, 9))}
 KINDS: dict[str, ModelSpec] = {"mixture": tiny_mixture(), "capped": tiny_capped(), "latent": tiny_latent(),
                                "shared": tiny_shared()}
@@ -50,7 +56,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How an engine is sized. The default runs one request as plainly as can be."""
+    """How an engine is sized. The default runs one request as plainly as can be. speculate: "ngram" or
+    "draft" drafts as much as can be in every step. seed: of requests without one. check: every invariant
+    after every step."""
 
     num_pages: int = 200
     num_rows: int = 6
@@ -61,6 +69,19 @@ class Setup:
     policy: str = "fcfs"
     snapshot_stride: int = 0
     snapshot_bytes: int | None = None
+    speculate: str = ""
+    seed: int = 0
+    check: bool = True
+
+
+class Eager(Speculation):
+    """Drafts whatever it can."""
+
+    def choose(self, start: Long, counts: Long, room: Long, most: int) -> Long | None:
+        draft = np.maximum(self.able(room), 0)
+        while draft.sum() > max(0, most):
+            draft[draft.argmax()] -= 1
+        return draft if draft.any() else None
 
 
 @dataclass
@@ -78,11 +99,15 @@ class Run:
 
 
 class Tiny:
-    """One tiny model, run under any setup. The texts that requests have alone are kept."""
+    """One tiny model, run under any setup. The texts that requests have alone are kept. draft_noise: by which
+    the weights of its draft model differ. sharpness: of its distributions."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, draft_noise: float = 0.03, sharpness: float = 1.0) -> None:
         self.spec = spec
-        self.model: Model = build_model(self.spec, tiny_weights(self.spec), torch.float32)
+        self.weights = tiny_weights(self.spec)
+        self.weights["final_norm.weight"] *= sharpness
+        self.model: Model = build_model(self.spec, self.weights, torch.float32)
+        self.draft_noise = draft_noise
         self._alone: dict[str, Text] = {}
 
     def alone(self, job: Job) -> Text:
@@ -97,7 +122,7 @@ class Tiny:
         try:
             loop = self._loop(setup, executor)
             _drain(loop, "warm", warm)
-            texts = _drain(loop, "", jobs)
+            texts = _drain(loop, "", jobs, check=setup.check)
             return Run(texts, dict(loop.stats()))
         finally:
             executor.close()
@@ -107,10 +132,22 @@ class Tiny:
             layout=plan_layout(self.spec.cache(4), block_tokens=4), num_pages=setup.num_pages,
             num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens, max_model_len=160,
             vocab_size=self.spec.vocab_size)
+        drafter = self._drafter(setup.speculate, capacity) if setup.speculate else None
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
-                                 clock=WallClock(), threads=1)
+                                 clock=WallClock(), threads=1, drafter=drafter)
         executor.max_in_flight = setup.depth
         return executor
+
+    def _drafter(self, how: str, capacity: Capacity) -> Drafter:
+        texts = Texts()
+        if how == "ngram":
+            return Drafter(texts, Ngram(texts, MOST_DRAFTS), WallClock())
+        noise = tiny_weights(self.spec, seed=1)
+        near = {name: weight + self.draft_noise * noise[name] for name, weight in self.weights.items()}
+        draft = DraftModel(
+            build_model(self.spec, near, torch.float32), replace(capacity, num_pages=60),
+            cache_dtype=torch.float32, device=torch.device("cpu"), texts=texts, most=MOST_DRAFTS)
+        return Drafter(texts, draft, WallClock())
 
     def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
         manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching,
@@ -118,11 +155,13 @@ class Tiny:
         scheduler = Scheduler(
             executor.capacity(), manager, POLICIES[setup.policy](),
             max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows,
-            eos_token_ids=self.spec.eos_token_ids, cache=setup.cache)
+            eos_token_ids=self.spec.eos_token_ids, cache=setup.cache, seed=setup.seed,
+            speculation=Eager(setup.num_rows, MOST_DRAFTS, lambda step: 1.0) if setup.speculate else None)
         return Loop(scheduler, executor, WallClock())
 
 
-def _drain(loop: Loop, prefix: str, jobs: Sequence[Job]) -> dict[tuple[int, int], Text]:
+def _drain(loop: Loop, prefix: str, jobs: Sequence[Job], *,
+           check: bool = True) -> dict[tuple[int, int], Text]:
     texts = {(i, choice): Text() for i, job in enumerate(jobs) for choice in range(job.params.n)}
     waiting = sorted(range(len(jobs)), key=lambda i: jobs[i].at)
     step = 0
@@ -137,7 +176,8 @@ def _drain(loop: Loop, prefix: str, jobs: Sequence[Job]) -> dict[tuple[int, int]
             text = texts[int(output.id.removeprefix(prefix)), output.choice]
             text.tokens += output.new_tokens
             text.logprobs += output.logprobs
-        loop.check()
+        if check:
+            loop.check()
         step += 1
     return texts
 
