@@ -138,9 +138,7 @@ def build_engine(
     _say_paths(model, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
-    stride, kept_bytes = decide_snapshots(
-        capacity.layout, capacity.num_pages, price, profile.read_bytes_per_s, startup
-    )
+    stride, kept_bytes = decide_snapshots(capacity, price, profile.read_bytes_per_s, startup)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache,
         snapshot_stride=stride, snapshot_bytes=kept_bytes,

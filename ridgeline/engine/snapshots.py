@@ -9,7 +9,8 @@ from ridgeline.base.units import format_bytes
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.memory import snapshot_bytes
 from ridgeline.ledger.sums import StepShape
-from ridgeline.spec.cache import CacheLayout, Paged
+from ridgeline.schedule.executor import Capacity
+from ridgeline.spec.cache import Paged
 
 _COPY_SHARE = 0.05  # of the time that computing a stride takes, for copying the state at its end
 _CHUNK_TOKENS = 512
@@ -23,12 +24,13 @@ class _Chunk:
     num_sampled = 0
 
 
-def decide_snapshots(layout: CacheLayout, num_pages: int, price: Callable[[StepShape], float],
-                     bytes_per_s: float, startup: Startup) -> tuple[int, int | None]:
+def decide_snapshots(capacity: Capacity, price: Callable[[StepShape], float], bytes_per_s: float,
+                     startup: Startup) -> tuple[int, int | None]:
     """(tokens between snapshots, their bytes), for the KV manager; (0, None) for a model without states.
 
     Snapshots cost little time beside the prompt that they save, and weigh no more than its keys and values.
     """
+    layout = capacity.layout
     state_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
     if not state_bytes:
         return 0, None
@@ -42,5 +44,5 @@ def decide_snapshots(layout: CacheLayout, num_pages: int, price: Callable[[StepS
         "snapshot_stride", max(1, int(blocks)) * layout.block_tokens,
         f"a state of {format_bytes(state_bytes)} is copied in a twentieth of the time of {copied:.0f} tokens"
         f"{weight}")
-    kept = startup.choose("snapshot_bytes", snapshot_bytes(layout, num_pages), "a quarter of the cache")
+    kept = startup.choose("snapshot_bytes", snapshot_bytes(layout, capacity.num_pages), "a quarter of the cache")
     return stride, kept
