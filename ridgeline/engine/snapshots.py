@@ -44,5 +44,6 @@ def decide_snapshots(capacity: Capacity, price: Callable[[StepShape], float], by
         "snapshot_stride", max(1, int(blocks)) * layout.block_tokens,
         f"a state of {format_bytes(state_bytes)} is copied in a twentieth of the time of {copied:.0f} tokens"
         f"{weight}")
-    kept = startup.choose("snapshot_bytes", snapshot_bytes(layout, capacity.num_pages), "a quarter of the cache")
+    num_bytes = snapshot_bytes(layout, capacity.num_pages)
+    kept = startup.choose("snapshot_bytes", num_bytes, "a quarter of the cache")
     return stride, kept
