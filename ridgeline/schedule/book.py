@@ -165,11 +165,11 @@ class Book:
         self.queue.add(request)
 
     def _leave_row(self, request: Request) -> None:
-        """Free row and pages; what it computed may stay cached (a failed step's tokens never count as
-        computed)."""
+        """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never count
+        as computed; drafts behind the text's end were, and are not of it)."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
         if self._index:
-            self._manager.commit(request.number, computed, request.tokens)
+            self._manager.commit(request.number, min(computed, len(request.tokens)), request.tokens)
         self._manager.release(request.number)
         self.running.remove(request)

@@ -59,6 +59,21 @@ def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Se
     assert np.allclose([one.logprobs for one in scores], [one.logprobs for one in alone], atol=1e-4)
 
 
+def test_an_end_among_drafts_that_stand(tinies: dict[str, Tiny]) -> None:
+    """A text that ends at a verified draft ends there for the cache too: what stood behind is not of it. The
+    draft model is the model itself, so every draft stands."""
+    tiny = Tiny(tinies["dense"].spec, draft_noise=0.0)
+    asked = SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=16, ignore_eos=True, seed=0)
+    whole = tiny.alone(Job(prompt=BASE[:9], params=asked)).tokens
+    ends = [place for place, token in enumerate(whole) if whole.index(token) == place]
+    work = [Job(prompt=BASE[:9], params=replace(asked, ignore_eos=False, stop_token_ids=(whole[place],)))
+            for place in ends]
+    run = tiny.run(replace(PRESSED, speculate="draft"), work)
+    assert len(ends) > 6 and run.stats["num_accepted_tokens"] > len(ends)
+    for index, place in enumerate(ends):
+        assert run.texts[index, 0].tokens == whole[: place + 1]
+
+
 VOCAB, LENGTH = 12, 4
 # whatever token comes first, it has stood behind 4, 5 before, and something behind it
 PROMPT = (*(token for first in range(VOCAB) for token in (4, 5, first, (7 * first + 3) % VOCAB)), 4, 5)
