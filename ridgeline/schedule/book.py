@@ -165,8 +165,8 @@ class Book:
         self.queue.add(request)
 
     def _leave_row(self, request: Request) -> None:
-        """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never count
-        as computed; drafts behind the text's end were, and are not of it)."""
+        """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never
+        count as computed; drafts behind the text's end were, and are not of it)."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
         if self._index:
