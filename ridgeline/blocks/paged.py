@@ -67,6 +67,15 @@ class AttentionPlan:
         entries.index_put_((self.pages_T, self.offsets_T), new_TE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatedPlan:
+    """Once a step for all layers of a share key: the tokens' angles [T, R] beside the plan."""
+
+    cos_TR: Tensor
+    sin_TR: Tensor
+    plan: AttentionPlan
+
+
 def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
                    written: bool = False) -> AttentionPlan:
     """Choose batches and masks. entries [N, tokens_per_page, ...]; only its shape and dtype are read.

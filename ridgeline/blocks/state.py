@@ -5,7 +5,7 @@ copies, which land in the arena only when the whole step is through (`Step.land`
 has changed no state and can be run again. Legend: see kernels/recurrence; N arena pages, B bytes of a page.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,6 +88,24 @@ class States:
             begin, end = max(self._begin, page), min(self._end, page + size)
             part_SF = state_SF[:, begin - self._begin: end - self._begin]
             self._pages_NF[:, begin - page: end - page].index_copy_(0, table_SP[:, column].long(), part_SF)
+
+
+class StateBlock:
+    """The half of a recurrent block's module that is the same for all: its states, and what a step needs of
+    them."""
+
+    def __init__(self, shape: StateShape) -> None:
+        self._shape = shape
+
+    def bind(self, regions: Sequence[CacheRegion]) -> None:
+        (region,) = regions
+        self._states = States(self._shape, region)
+
+    def share_key(self) -> Hashable:
+        return self._states.key()
+
+    def prepare(self, step: Step) -> StateStep:
+        return self._states.prepare(step)
 
 
 class RowStates:

@@ -1,9 +1,6 @@
 """Protects what the Triton kernels compute: in the interpreter anywhere, on a GPU where there is one."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from ridgeline.kernels.decode_attention import MAX_DIM, tile_for, unfit
 from ridgeline.kernels.gpu import open_gpu, why_none
 from ridgeline.kernels.timing import captured
 from ridgeline.models.checkpoint import open_shape
+from tests.kernels.interpreted import errors_of
 from tests.kernels.triton_cases import CASES, poisoned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +25,7 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_n
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
-    """Errors by case. Triton decides at its import whether it interprets: it gets a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "tests.kernels.triton_cases", ""], cwd=ROOT, text=True,
-                          capture_output=True, timeout=280, env={**os.environ, "TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return errors_of("tests.kernels.triton_cases")
 
 
 @pytest.mark.timeout(300)  # all of them, in the first

@@ -1,12 +1,5 @@
-"""What every Triton kernel must do, as cases that run in the interpreter (float32) and on a GPU (bfloat16).
+"""What every Triton kernel must do, as cases for the interpreter (float32) and for a GPU (bfloat16)."""
 
-`python -m tests.kernels.triton_cases PREFIX` runs the cases whose names begin so, and writes a JSON object of
-errors.
-"""
-
-import json
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +12,7 @@ from ridgeline.kernels.decode_attention import DecodeAttention, Rows, Tile
 from ridgeline.kernels.decode_attention.reference import decode_reference
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tuning import Choice, Entry, Tuning
-from ridgeline.kernels.gpu import Gpu, open_gpu
+from ridgeline.kernels.gpu import Gpu
 from ridgeline.models.checkpoint import open_shape
 
 Case = Callable[[Gpu, torch.dtype], None]
@@ -202,22 +195,3 @@ CASES: dict[str, Case] = {
         Geometry(heads=4, kv_heads=2, dim=32), [40, 1, 130], kv_dtype=FP8, tile=SMALL),
     "chain of a step": chain,
 }  # fmt: skip
-
-
-def main(prefix: str) -> None:
-    """Run in the interpreter."""
-    torch.set_num_threads(1)
-    gpu, errors = open_gpu(torch.device("cpu")), {}
-    for name, case in CASES.items():
-        if name.startswith(prefix):
-            errors[name] = ""
-            try:
-                with poisoned():
-                    case(gpu, torch.float32)
-            except Exception:
-                errors[name] = traceback.format_exc(limit=-3)
-    json.dump(errors, sys.stdout)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -6,7 +6,6 @@ Legend: T tokens, H hidden, M query heads, D head width, R rotary width.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,18 +13,9 @@ from ridgeline.blocks.attention.reference import Scoring, paged_attention
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
-from ridgeline.blocks.paged import AttentionPlan, plan_attention
+from ridgeline.blocks.paged import RotatedPlan, plan_attention
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Once a step for all layers of a share key."""
-
-    cos_TR: Tensor
-    sin_TR: Tensor
-    plan: AttentionPlan
 
 
 class SharedAttention:
@@ -49,14 +39,14 @@ class SharedAttention:
         spec = self._spec
         return "shared", self._group, spec.rope, spec.window_tokens, spec.num_kv_heads, spec.head_dim
 
-    def prepare(self, step: Step) -> Reading:
+    def prepare(self, step: Step) -> RotatedPlan:
         cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
         plan = plan_attention(step, step.groups[self._group], self._entries, self._spec.window_tokens,
                               written=True)
-        return Reading(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
+        return RotatedPlan(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
-        assert isinstance(shared, Reading)
+        assert isinstance(shared, RotatedPlan)
         spec = self._spec
         q_TMD = self._q(x_TH, step.num_decodes).unflatten(1, (spec.num_heads, -1))
         if self._q_norm_D is not None:

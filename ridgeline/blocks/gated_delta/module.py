@@ -4,23 +4,24 @@ and residual; the recurrence and its states are `blocks.state`'s.
 Legend: T tokens, H hidden, M value heads, V value width, G key heads, K key width.
 """
 
-from collections.abc import Hashable, Sequence
-
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
 from ridgeline.blocks.gated_delta.spec import GatedDeltaSpec
 from ridgeline.blocks.parts import Parts
-from ridgeline.blocks.state import States, StateShape, StateStep
-from ridgeline.blocks.step import CacheRegion, Step
+from ridgeline.blocks.state import StateBlock, StateShape, StateStep
+from ridgeline.blocks.step import Step
 
 _UNIT_EPS = 1e-6  # of the unit length that queries and keys are brought to
 
 
-class GatedDelta:
+class GatedDelta(StateBlock):
     """x + out(silu(z) * norm(delta(conv(in(norm(x))))))."""
 
     def __init__(self, spec: GatedDeltaSpec, parts: Parts) -> None:
+        super().__init__(StateShape(
+            channels=spec.conv_channels, conv_width=spec.conv_width, heads=spec.num_value_heads,
+            key_width=spec.key_dim, value_width=spec.value_dim))
         self._spec = spec
         self._in = parts.norm_linear("norm", "in", spec.norm_eps)
         self._out = parts.linear_add("out")
@@ -28,19 +29,6 @@ class GatedDelta:
         self._dt_bias_M = parts.tensor("dt_bias").float()
         self._rate_M = -parts.tensor("a_log").float().exp()
         self._norm_V = parts.tensor("gated_norm.weight").float()
-
-    def bind(self, regions: Sequence[CacheRegion]) -> None:
-        (region,) = regions
-        spec = self._spec
-        shape = StateShape(channels=spec.conv_channels, conv_width=spec.conv_width,
-                           heads=spec.num_value_heads, key_width=spec.key_dim, value_width=spec.value_dim)
-        self._states = States(shape, region)
-
-    def share_key(self) -> Hashable:
-        return self._states.key()
-
-    def prepare(self, step: Step) -> StateStep:
-        return self._states.prepare(step)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, StateStep)

@@ -4,21 +4,22 @@ residual; the recurrence and its states are `blocks.state`'s.
 Legend: T tokens, H hidden, M heads, P head width, G groups, N state width, I = M P.
 """
 
-from collections.abc import Hashable, Sequence
-
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
 from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.parts import Parts
-from ridgeline.blocks.state import States, StateShape, StateStep
-from ridgeline.blocks.step import CacheRegion, Step
+from ridgeline.blocks.state import StateBlock, StateShape, StateStep
+from ridgeline.blocks.step import Step
 
 
-class Mamba2:
+class Mamba2(StateBlock):
     """x + out(gated_norm(scan(conv(in(norm(x))))))."""
 
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
+        super().__init__(StateShape(
+            channels=spec.conv_channels, conv_width=spec.conv_width, heads=spec.num_heads,
+            key_width=spec.state_size, value_width=spec.head_dim))
         self._spec = spec
         self._in = parts.norm_linear("norm", "in", spec.norm_eps)
         self._out = parts.linear_add("out")
@@ -28,19 +29,6 @@ class Mamba2:
         self._rate_M = -parts.tensor("a_log").float().exp()
         self._skip_M1 = parts.tensor("skip").float()[:, None]
         self._norm_GX = parts.tensor("gated_norm.weight").float().unflatten(0, (spec.num_groups, -1))
-
-    def bind(self, regions: Sequence[CacheRegion]) -> None:
-        (region,) = regions
-        spec = self._spec
-        shape = StateShape(channels=spec.conv_channels, conv_width=spec.conv_width, heads=spec.num_heads,
-                           key_width=spec.state_size, value_width=spec.head_dim)
-        self._states = States(shape, region)
-
-    def share_key(self) -> Hashable:
-        return self._states.key()
-
-    def prepare(self, step: Step) -> StateStep:
-        return self._states.prepare(step)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, StateStep)

@@ -6,7 +6,6 @@ rows of a head's keys and values.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,18 +14,9 @@ from ridgeline.blocks.mla.reference import latent_attention
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
-from ridgeline.blocks.paged import AttentionPlan, plan_attention
+from ridgeline.blocks.paged import RotatedPlan, plan_attention
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlaShared:
-    """Once a step for all layers of a share key."""
-
-    cos_TR: Tensor
-    sin_TR: Tensor
-    plan: AttentionPlan
 
 
 class Mla:
@@ -49,13 +39,13 @@ class Mla:
     def share_key(self) -> Hashable:
         return "mla", self._group, self._spec.rope, self._spec.entry_dim
 
-    def prepare(self, step: Step) -> MlaShared:
+    def prepare(self, step: Step) -> RotatedPlan:
         cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
         plan = plan_attention(step, step.groups[self._group], self._entries, None)
-        return MlaShared(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
+        return RotatedPlan(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
-        assert isinstance(shared, MlaShared)
+        assert isinstance(shared, RotatedPlan)
         spec, first = self._spec, step.num_decodes
         q_TX, new_TE = self._down(x_TH, first).split(spec.down_rows, 1)
         q_TX = q_TX if self._q is None else self._q(q_TX.contiguous(), first)
