@@ -2,14 +2,20 @@
 from a measured profile (`ledger.profile`), since no data sheet states what two threads of a shared server
 reach."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
+
+LINKS = ("device", "host", "network")
+_NO_LINKS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +24,9 @@ class HardwareSpec:
 
     marketed_bytes: memory by the data sheet (80e9 for an H100). usable_bytes: total as a driver reports it,
     None when not known. bytes_per_s: memory bandwidth. flops_per_s: dense rate by dtype name (spec.quant's
-    names, and "tfloat32").
+    names, "tfloat32", and "float4_e2m1fn" for NVFP4 and MXFP4). links: bytes/s in one direction per device,
+    by what it leads to: "device" (NVLink, xGMI, ICI), "host" (PCIe, C2C), "network"; absent where it has none
+    or none is known. price_usd_per_hour: one device's, an input with its source and date; None where none is.
     """
 
     name: str
@@ -26,6 +34,8 @@ class HardwareSpec:
     usable_bytes: int | None
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
+    links: Mapping[str, float] = field(default_factory=lambda: _NO_LINKS)
+    price_usd_per_hour: float | None = None
 
     def rate(self, dtype: str) -> float:
         """Dense FLOP/s in `dtype`; ConfigError names the dtypes that the device has."""
@@ -37,6 +47,14 @@ class HardwareSpec:
     def fastest(self, dtypes: Iterable[str]) -> float:
         """The highest dense FLOP/s among those of `dtypes` that the device has; it must have one."""
         return max(self.flops_per_s[dtype] for dtype in dtypes if dtype in self.flops_per_s)
+
+    def link(self, to: str) -> float:
+        """Bytes/s in one direction to another "device", the "host" or the "network"; ConfigError names what
+        the device has."""
+        if to not in self.links:
+            known = ", ".join(self.links) or "no link at all"
+            raise ConfigError(f"no {to} link is known of {self.name}, but {known}: give its bytes per second")
+        return self.links[to]
 
     @property
     def peak_rate(self) -> float:
@@ -50,24 +68,41 @@ class HardwareSpec:
 
 def read_hardware(path: Path) -> HardwareSpec:
     """One TOML file of hardware/."""
-    with path.open("rb") as file:
-        data = tomllib.load(file)
-    memory = data["memory"]
+    data = _toml(path)
+    memory, links = data["memory"], data.get("links", {})
+    assert set(links) <= set(LINKS), path
     return HardwareSpec(name=data["name"], marketed_bytes=int(memory["marketed_bytes"]),
                         usable_bytes=memory.get("usable_bytes"), bytes_per_s=float(memory["bytes_per_s"]),
-                        flops_per_s={dtype: float(rate) for dtype, rate in data["flops_per_s"].items()})
+                        flops_per_s={dtype: float(rate) for dtype, rate in data["flops_per_s"].items()},
+                        links={to: float(rate) for to, rate in links.items()},
+                        price_usd_per_hour=data.get("price_usd_per_hour"))
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return tomllib.load(file)
+
+
+def _files() -> list[Path]:
+    return sorted((Path(__file__).parent / "hardware").glob("*.toml"))
 
 
 @cache
 def _names() -> Table[Path]:
-    found = {}
-    for path in sorted((Path(__file__).parent / "hardware").glob("*.toml")):
-        with path.open("rb") as file:
-            aliases = tomllib.load(file)["aliases"]
-        found.update(dict.fromkeys((path.stem, *aliases), path))
+    found: dict[str, Path] = {}
+    for path in _files():
+        for name in (path.stem, *_toml(path)["aliases"]):
+            assert found.setdefault(name, path) == path, f"two devices are called {name}"
     return Table("device", found)
 
 
 def hardware(name: str) -> HardwareSpec:
-    """By file name or alias ("h100", "a100-80gb"); a wrong name gets the nearest."""
-    return read_hardware(_names()[name.strip().lower().replace(" ", "-").replace("_", "-")])
+    """By file name or alias as people write it ("h100", "NVIDIA A100-SXM4-80GB", "RTX_4090"); a wrong name
+    gets the nearest."""
+    plain = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return read_hardware(_names()[re.sub(r"^(nvidia|amd|google|apple|geforce)-(?=.)", "", plain)])
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The devices' own names, one each, for a list or a menu; aliases lead to them too."""
+    return tuple(path.stem for path in _files())
