@@ -58,10 +58,14 @@ def read_hardware(path: Path) -> HardwareSpec:
                         flops_per_s={dtype: float(rate) for dtype, rate in data["flops_per_s"].items()})
 
 
+def _files() -> list[Path]:
+    return sorted((Path(__file__).parent / "hardware").glob("*.toml"))
+
+
 @cache
 def _names() -> Table[Path]:
     found = {}
-    for path in sorted((Path(__file__).parent / "hardware").glob("*.toml")):
+    for path in _files():
         with path.open("rb") as file:
             aliases = tomllib.load(file)["aliases"]
         found.update(dict.fromkeys((path.stem, *aliases), path))
@@ -71,3 +75,8 @@ def _names() -> Table[Path]:
 def hardware(name: str) -> HardwareSpec:
     """By file name or alias ("h100", "a100-80gb"); a wrong name gets the nearest."""
     return read_hardware(_names()[name.strip().lower().replace(" ", "-").replace("_", "-")])
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The devices' own names, one each, for a list or a menu; aliases lead to them too."""
+    return tuple(path.stem for path in _files())
