@@ -12,8 +12,9 @@ Value = float | int | str | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """One input. kind: "number" (low, high and step in `unit`; log: its slider is logarithmic), "choice" (one
-    of `choices`) or "toggle". default: what a page starts with. help: a sentence for those who hover."""
+    """One input. kind: "number" (low, high and step in `unit`; log: its slider is logarithmic; whole where
+    its default is an int), "choice" (one of `choices`) or "toggle". default: what a page starts with. help:
+    a sentence for those who hover."""
 
     key: str
     label: str
@@ -140,4 +141,8 @@ def _read(control: Control, given: object) -> Value:
         value = float("nan")
     if not low <= value <= high:
         raise ConfigError(f"{control.key} is {given!r}: it takes a number from {low:g} to {high:g}")
-    return int(value) if isinstance(control.default, int) and value == int(value) else value
+    if not isinstance(control.default, int):
+        return value
+    if value != int(value):
+        raise ConfigError(f"{control.key} is {given!r}: it takes a whole number")
+    return int(value)

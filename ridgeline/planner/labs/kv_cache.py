@@ -1,0 +1,78 @@
+"""Lab 1, the KV cache calculator. Source: "The Mechanics of LLM Inference", The KV memory formula."""
+
+from dataclasses import replace
+
+from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
+from ridgeline.planner.labs.parts import (
+    ASSUMED,
+    BATCH,
+    CACHE,
+    CONTEXT,
+    DEVICE,
+    MODEL,
+    WEIGHTS,
+    Case,
+    Values,
+    curve,
+    gb,
+    number,
+    spread,
+    whole,
+)
+
+
+def _compute(values: Values) -> Result:
+    case, context, batch = Case.of(values), whole(values, "context"), whole(values, "batch")
+    shape, space = case.shape, ASSUMED.workspace_bytes
+    per_token, sequence = case.sequence_bytes(1), case.sequence_bytes(context)
+    total, used = batch * sequence, case.weight_bytes + batch * sequence
+    free = f"({gb(case.memory_bytes)} - {gb(case.weight_bytes)}"
+    numbers = (
+        number("kv_per_token", "KV per token", per_token, "bytes", "2 * L * n_kv * head_dim * s_c",
+               f"{shape.kv_elements:g} elements * {case.s_c:g} B"),
+        number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
+               f"{context} * {per_token:g} B", "nominal"),
+        number("kv_per_sequence_exact", "KV per sequence, windows and states as they are",
+               case.exact_sequence_bytes(context), "bytes", "sum over layers of what each keeps",
+               f"{context} tokens", "exact"),
+        number("kv_total", "KV total", total, "bytes", "B * KV per sequence", f"{batch} * {gb(sequence)}"),
+        number("weights", "Weights", case.weight_bytes, "bytes", "P * s_w",
+               f"{shape.num_params:.4g} * {case.s_w:g} B", "nominal"),
+        number("weights_exact", "Weights, scales included, tables in bf16", case.exact_weights_bytes(),
+               "bytes", "sum over tensors in their formats", "", "exact"),
+        number("device_used", "Device used", used, "bytes", "weights + KV total",
+               f"{gb(case.weight_bytes)} + {gb(total)}"),
+        number("device_share", "Share of the device used", used / case.memory_bytes, "",
+               "(weights + KV total) / memory", f"{gb(used)} / {gb(case.memory_bytes)}"),
+        number("max_concurrency", "Max concurrency, no workspace", case.resident(context), "sequences",
+               "floor((memory - weights) / KV per sequence)", f"{free}) / {gb(sequence)}"),
+        number("max_concurrency_workspace", f"Max concurrency beside {gb(space)} of workspace",
+               case.resident(context, space), "sequences",
+               "floor((memory - weights - workspace) / KV per sequence)",
+               f"{free} - {gb(space)}) / {gb(sequence)}"),
+        number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
+               f"{batch} * {gb(sequence)}"),
+        number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
+               f"{gb(total)} / {case.device.bytes_per_s / 1e12:g} TB/s"))
+    lengths = [[n for n in spread(512, 131072) if case.resident(n, beside)] for beside in (0, space)]
+    chart = Chart(key="concurrency", title="Resident sequences against context", x_label="context, tokens",
+                  y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
+                  series=(curve("no workspace", lengths[0], case.resident),
+                          curve("with workspace", lengths[1], lambda n: case.resident(n, space))))
+    notes = ["Capacity alone: no allocator overhead and no fragmentation. Pages waste at most one part of a "
+             "block a sequence; a few percent on top of the formula are usual.",
+             "Weight precision changes the weights and not the cache; cache precision the cache alone.",
+             case.memory_note()]
+    if used > case.memory_bytes:
+        notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
+    bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
+              parts=(("weights", case.weight_bytes), ("KV cache", total)))
+    return Result(numbers=numbers, charts=(chart,), bars=(bar,), notes=tuple(notes))
+
+
+KV_CACHE = Lab(
+    key="kv-cache", title="KV cache calculator",
+    lead="What a context, a number of users and a precision take of a device's memory, and how many fit.",
+    controls=(MODEL, CONTEXT, replace(BATCH, label="Concurrent sequences", default=8), CACHE, WEIGHTS,
+              DEVICE),
+    compute=_compute)

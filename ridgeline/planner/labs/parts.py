@@ -1,0 +1,209 @@
+"""What the labs share: their common controls, the case that these describe, and short forms for numbers and
+curves. Formulas are the ledger's: nominal ones of `ledger.closed`, exact ones of its account.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from ridgeline.ledger import closed
+from ridgeline.ledger.account import Account, account
+from ridgeline.ledger.closed import Shape, shape_of
+from ridgeline.ledger.efficiency import Efficiency
+from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
+from ridgeline.ledger.sums import Summer
+from ridgeline.models.families import model_spec
+from ridgeline.models.shapes import SHAPES
+from ridgeline.planner.lab import Control, Number, Series, Value
+from ridgeline.spec.hardware import HardwareSpec, hardware, hardware_names
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.quant import FORMATS, WeightFormat, WeightPlan
+
+Values = Mapping[str, Value]
+
+ASSUMED = Efficiency()
+MODELS = tuple(name for name, config in SHAPES.items() if config.get("num_attention_heads"))
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+_FORMATS = {"bf16": FORMATS["bfloat16"], "int8": FORMATS["int8_row"],
+            "fp8": WeightFormat(name="fp8_row", bits=8, overhead_bits=32),
+            "int4": WeightFormat(name="int4_g128", bits=4, group_size=128, overhead_bits=16)}
+
+
+def choice(key: str, label: str, default: str, choices: Sequence[str], hint: str = "") -> Control:
+    return Control(key=key, label=label, kind="choice", default=default, choices=tuple(choices), help=hint)
+
+
+def slider(key: str, label: str, default: float, low: float, high: float, step: float = 1, *, unit: str = "",
+           log: bool = False, hint: str = "") -> Control:
+    return Control(key=key, label=label, kind="number", default=default, low=low, high=high, step=step,
+                   unit=unit, log=log, help=hint)
+
+
+def stepper(num_steps: int) -> Control:
+    """The place of a page that goes step by step, from 1."""
+    return slider("step", "Step", 1, 1, num_steps)
+
+
+MODEL = choice("model", "Model", "llama-3-8b", MODELS)
+DEVICE = choice("device", "Accelerator", "h100-sxm", hardware_names())
+WEIGHTS = choice("weights", "Weight precision", "bf16", tuple(WEIGHT_BYTES),
+                 "fp8 multiplies in fp8 where the device can; int8 and int4 are multiplied in 16 bits")
+CACHE = choice("cache", "Cache precision", "bf16", tuple(CACHE_BYTES))
+CONTEXT = slider("context", "Context length", 8192, 512, 131072, unit="tokens", log=True)
+BATCH = slider("batch", "Batch", 16, 1, 1024, unit="sequences", log=True)
+TP = choice("tp", "Tensor parallel", "1", ("1", "2", "4", "8", "16"), "Devices that share every matrix")
+
+
+def number(key: str, label: str, value: Value, unit: str = "", formula: str = "", inputs: str = "",
+           reading: str = "") -> Number:
+    return Number(key=key, label=label, value=value, unit=unit, formula=formula, inputs=inputs,
+                  reading=reading)
+
+
+def curve(name: str, xs: Sequence[float], y: Callable[[float], float], kind: str = "line") -> Series:
+    return Series(name=name, x=tuple(xs), y=tuple(y(x) for x in xs), kind=kind)
+
+
+def spread(low: float, high: float, num: int = 33) -> tuple[float, ...]:
+    """num numbers at equal ratios, ends included."""
+    return tuple(low * (high / low) ** (i / (num - 1)) for i in range(num))
+
+
+def text(values: Values, key: str) -> str:
+    return str(values[key])
+
+
+def whole(values: Values, key: str) -> int:
+    return int(values[key])
+
+
+def real(values: Values, key: str) -> float:
+    return float(values[key])
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return model_spec(SHAPES[name])
+
+
+@cache
+def shape(name: str) -> Shape:
+    return shape_of(model(name))
+
+
+@cache
+def _account(name: str, weights: str, cache_bytes: float) -> Account:
+    return account(model(name), weight_bytes=_plan(weights).num_bytes, cache_element_bytes=cache_bytes)
+
+
+def _plan(weights: str) -> WeightPlan:
+    """The blocks' matrices narrow, the rest in bfloat16."""
+    wide = FORMATS["bfloat16"]
+    return WeightPlan(linear=_FORMATS[weights], head=wide, embed=wide, other=wide)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What the common controls describe: a model in formats on `ways` equal devices. Bytes and seconds are
+    nominal unless their name says exact; totals are of all devices, `held` of one."""
+
+    model: str
+    device: HardwareSpec
+    weights: str = "bf16"
+    cache: str = "bf16"
+    ways: int = 1
+
+    @staticmethod
+    def of(values: Values) -> "Case":
+        """From the controls that a lab has of model, device, weights, cache and tp."""
+        return Case(model=text(values, "model"), device=hardware(str(values.get("device", DEVICE.default))),
+                    weights=str(values.get("weights", "bf16")), cache=str(values.get("cache", "bf16")),
+                    ways=int(values.get("tp", 1)))
+
+    @property
+    def shape(self) -> Shape:
+        return shape(self.model)
+
+    @property
+    def s_w(self) -> float:
+        return WEIGHT_BYTES[self.weights]
+
+    @property
+    def s_c(self) -> float:
+        return CACHE_BYTES[self.cache]
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.shape.num_params * self.s_w
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.device.marketed_bytes
+
+    @property
+    def balance(self) -> float:
+        """FLOP a byte at the ridge, in the arithmetic that is used."""
+        return self.rate / self.device.bytes_per_s
+
+    @property
+    def rate(self) -> float:
+        """Dense FLOP/s: in 8 bits where the weights are fp8 and the device multiplies fp8, else in 16."""
+        eight = self.device.flops_per_s.get("float8_e4m3fn")
+        return eight if self.weights == "fp8" and eight else self.device.peak_rate
+
+    def sequence_bytes(self, context: float) -> float:
+        return closed.kv_bytes(self.shape, context, self.s_c)
+
+    def held(self, batch: float, context: float) -> float:
+        """Weights and cache of one device."""
+        return closed.device_bytes(self.shape, batch, context, self.s_w, self.s_c, self.ways)
+
+    def step_s(self, batch: float, context: float) -> float:
+        """Floor of a decode step by bandwidth, with the collectives at their assumed latency."""
+        return closed.step_seconds(self.shape, batch, context, self.s_w, self.s_c, self.device.bytes_per_s,
+                                   self.ways, ASSUMED.collective_s)
+
+    @property
+    def collectives_s(self) -> float:
+        return closed.num_collectives(self.shape, self.ways) * ASSUMED.collective_s
+
+    def prompt_s(self, num_tokens: float) -> float:
+        """A prompt at the assumed share of the dense peak."""
+        flops = closed.prefill_flops(self.shape, num_tokens)
+        return flops / (self.ways * self.rate * ASSUMED.prefill) + self.collectives_s
+
+    def resident(self, context: float, workspace_bytes: float = 0) -> int:
+        """Sequences that fit beside the weights on every device."""
+        return closed.max_sequences(self.memory_bytes, self.held(0, context),
+                                    self.held(1, context) - self.held(0, context), workspace_bytes)
+
+    def exact_weights_bytes(self) -> int:
+        """All weights with scales, as resident."""
+        return weights_bytes(model(self.model), _plan(self.weights))
+
+    def exact_sequence_bytes(self, context: int) -> int:
+        """Windows, shared layers and states counted as they are."""
+        return needed_cache_bytes(model(self.model), context, int(self.s_c))
+
+    def exact_s(self, batch: int, before: int, new: int = 1, share: float = 1.0) -> float:
+        """A step of `batch` rows of `new` tokens behind `before`: each line's floor, summed over lines.
+        share: of the dense peak that is reached."""
+        whole, bare = (_account(self.model, self.weights, size) for size in (self.s_c, 0.0))
+        sums = Summer(whole.windows, few=whole.few).sums([before] * batch, [new] * batch, batch)
+        shards = closed.kv_shards(self.shape, self.ways)
+        seconds = self.collectives_s
+        for line, only in zip(whole.at(sums), bare.at(sums), strict=True):
+            weights, total = only.read_bytes, line.read_bytes + line.written_bytes
+            moved = weights / self.ways + (total - weights) / shards
+            seconds += max(moved / self.device.bytes_per_s, line.flops / (self.ways * self.rate * share))
+        return seconds
+
+    def memory_note(self) -> str:
+        usable = self.device.usable_bytes
+        driver = f"{usable / 1e9:.4g} GB by its driver" if usable else "its driver's figure is not known here"
+        return f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}."
+
+
+def gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.4g} GB"

@@ -1,0 +1,115 @@
+"""Lab 2, the serving planner. Source: "The Mechanics of LLM Inference", The inference memory ledger."""
+
+from ridgeline.ledger import closed
+from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Number, Result
+from ridgeline.planner.labs.parts import (
+    ASSUMED,
+    BATCH,
+    CACHE,
+    DEVICE,
+    MODEL,
+    TP,
+    WEIGHTS,
+    Case,
+    Values,
+    curve,
+    gb,
+    number,
+    slider,
+    spread,
+    whole,
+)
+
+
+def _notes(case: Case, needed: float) -> tuple[str, ...]:
+    notes = [
+        "Times are floors of a perfect engine: real ones land 20 to 50 % above the bandwidth floor. The "
+        f"prompt runs at an assumed {ASSUMED.prefill:.0%} of the dense peak, and a collective takes an "
+        f"assumed {ASSUMED.collective_s * 1e6:g} us, two a layer.",
+        "TPOT is taken at the mean context of an answer, prompt + output / 2; TTFT is of one prompt alone, "
+        "and of the last where a whole batch arrives at once.", case.memory_note()]
+    if needed > case.memory_bytes:
+        notes.insert(0, f"This does not fit: {gb(needed - case.memory_bytes)} too much on each device.")
+    if case.ways > case.shape.num_kv_heads:
+        notes.insert(0, f"{case.ways} devices share {case.shape.num_kv_heads} KV heads: the cache is cut by "
+                     f"{case.shape.num_kv_heads} alone, and each head is held "
+                     f"{closed.kv_copies(case.shape, case.ways):g} times.")
+    return tuple(notes)
+
+
+def _memory(case: Case, batch: int, most: int) -> tuple[Number, ...]:
+    held, space = case.held(batch, most), ASSUMED.workspace_bytes
+    return (
+        number("fits", "Fits?", held + space <= case.memory_bytes, "",
+               "weights / n + B * KV / min(n, n_kv) + workspace <= memory",
+               f"{gb(held)} + {gb(space)} <= {gb(case.memory_bytes)}"),
+        number("needed", "Needed on each device", held + space, "bytes",
+               "weights / n + B * KV(prompt + output) / min(n, n_kv) + workspace",
+               f"{gb(case.held(0, most))} + {gb(held - case.held(0, most))} + {gb(space)}"))
+
+
+def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> tuple[Number, ...]:
+    ttft, tpot, shape = case.prompt_s(prompt), case.step_s(batch, mean), case.shape
+    flops = closed.prefill_flops(shape, prompt)
+    peak = f"({case.ways} * {case.rate:.4g} * {ASSUMED.prefill:g})"
+    exact, held = case.exact_s(batch, round(mean) - 1), case.held(batch, mean)
+    return (
+        number("ttft", "TTFT, one prompt", ttft, "s", "(2PN + 2LN^2d) / (n * peak * share) + collectives",
+               f"{flops:.4g} / {peak}", "nominal"),
+        number("ttft_exact", "TTFT, one prompt, its last position projected",
+               case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
+               f"{prompt} tokens at {ASSUMED.prefill:.0%} of the peak", "exact"),
+        number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
+               f"{batch} * {ttft:.4g} s", "nominal"),
+        number("tpot", "TPOT", tpot, "s", "(weights + B * KV) / (n * bandwidth) + 2L * collective",
+               f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
+               f"context of {mean:g}", "nominal"),
+        number("tpot_exact", "TPOT, what is really read and computed", exact, "s",
+               "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
+        number("tpot_estimate", "TPOT, estimate", exact / ASSUMED.bandwidth, "s", "exact floor / efficiency",
+               f"{exact:.4g} s / {ASSUMED.bandwidth:g} (assumed)", "exact"),
+        number("e2e", "E2E latency", closed.end_to_end(ttft, tpot, output), "s", "TTFT + (N_o - 1) * TPOT",
+               f"{ttft:.4g} + {output - 1} * {tpot:.4g}", "nominal"))
+
+
+def _compute(values: Values) -> Result:
+    case = Case.of(values)
+    prompt, output, batch = (whole(values, key) for key in ("prompt", "output", "batch"))
+    mean = prompt + output / 2
+    tpot, shape = case.step_s(batch, mean), case.shape
+    held, bare = case.held(batch, mean), case.held(0, mean)
+    step_bytes = closed.step_bytes(shape, batch, mean, case.s_w, case.s_c)
+    flops = batch * closed.decode_flops(shape, mean)
+    numbers = (
+        *_memory(case, batch, prompt + output), *_latency(case, prompt, output, batch, mean),
+        number("output_tok_s", "Output tok/s, all sequences", batch / tpot, "tok/s", "B / TPOT",
+               f"{batch} / {tpot:.4g}", "nominal"),
+        number("user_tok_s", "Per-user tok/s", 1 / tpot, "tok/s", "1 / TPOT", f"1 / {tpot:.4g}", "nominal"),
+        number("kv_share", "KV share of step bytes", (held - bare) / held, "",
+               "KV / (weights + KV), of one device", f"{gb(held - bare)} / {gb(held)}", "nominal"),
+        number("intensity", "Decode intensity", flops / step_bytes, "FLOP/B",
+               "B (2P + 4LNd) / (weights + B KV)",
+               f"{flops:.4g} / {step_bytes:.4g}; the ridge is at {case.balance:.0f}", "nominal"))
+    batches = spread(1, 1024)
+    limit = case.resident(prompt + output, ASSUMED.workspace_bytes)
+    marks = (Mark(label="this batch", x=batch), *([Mark(label="memory is full", x=limit)] if limit else []))
+    charts = (
+        Chart(key="tpot", title="TPOT against batch", x_label="sequences", y_label="s", log_x=True,
+              marks=marks, series=(curve("TPOT", batches, lambda b: case.step_s(b, mean)),)),
+        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
+              log_x=True, marks=marks,
+              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, mean)),)))
+    most = case.held(batch, prompt + output)
+    bar = Bar(key="memory", title=f"Each {case.device.name}", total=case.memory_bytes,
+              parts=(("weights", bare), ("KV cache", most - bare), ("workspace", ASSUMED.workspace_bytes)))
+    return Result(numbers=numbers, charts=charts, bars=(bar,),
+                  notes=_notes(case, most + ASSUMED.workspace_bytes))
+
+
+SERVING = Lab(
+    key="serving", title="Serving planner",
+    lead="Whether a deployment fits, how long the first token takes, and every one after it.",
+    controls=(MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), BATCH, TP, WEIGHTS,
+              CACHE, DEVICE),
+    compute=_compute)
