@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.base.errors import CheckpointError, ConfigError
-from ridgeline.models.families import model_spec, weight_sources
+from ridgeline.models.families import FAMILIES, model_spec, weight_sources
 from ridgeline.models.files.gguf import read_gguf
 from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
@@ -75,17 +75,22 @@ def open_shape(name: str, *, overrides: Mapping[str, object] | None = None) -> C
     """A published shape by name, to be run with random weights; it has no tokenizer."""
     key = name.lower()
     if key not in SHAPES:
-        raise ConfigError(f"no published shape named {name!r}: known are {', '.join(SHAPES)}")
+        raise ConfigError(f"no published shape named {name!r}: known are {', '.join(run_shapes())}")
     config = {**SHAPES[key], **(overrides or {})}
     return Checkpoint(
         name=key, path=None, config=config, generation_config={}, spec=model_spec(config, key), dummy=True,
         tensors={}, sources={})
 
 
+def run_shapes() -> list[str]:
+    """Names of the published shapes of families that run."""
+    return [name for name, config in SHAPES.items() if config["model_type"] in FAMILIES]
+
+
 def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:
-    config = {**_read_json(folder / "config.json"), **overrides}
+    config = {**read_json(folder / "config.json"), **overrides}
     beside = folder / "generation_config.json"
-    generation = _read_json(beside) if beside.is_file() else {}
+    generation = read_json(beside) if beside.is_file() else {}
     tensors = {} if dummy else read_folder(folder)
     embed = tensors.get("model.embed_tokens.weight")
     spec = _finished(model_spec(config, str(folder / "config.json")), embed, generation)
@@ -161,7 +166,8 @@ def _number(fields: dict[str, object]) -> object:
     return float(str(fields["__float__"])) if fields.keys() == {"__float__"} else fields
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The object that a JSON file holds; CheckpointError when it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except ValueError as error:

@@ -6,6 +6,7 @@ from typing import Protocol
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
 from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, moe
+from ridgeline.models.described.table import DESCRIBED
 from ridgeline.models.read import ConfigReader
 from ridgeline.models.sources import Source
 from ridgeline.spec.model import ModelSpec
@@ -35,6 +36,9 @@ def model_spec(config: Mapping[str, object], where: str = "config.json") -> Mode
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ConfigError(f"{where}: the field model_type is missing: known are {', '.join(FAMILIES)}")
+    if family in DESCRIBED and family not in FAMILIES:
+        raise ConfigError(f"{where}: {family} models are described for planning, not run yet: what runs is "
+                          f"{', '.join(FAMILIES)}")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization

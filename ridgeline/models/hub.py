@@ -39,6 +39,14 @@ def download(repo: str, *, revision: str | None = None, file: str | None = None,
     return folder / file
 
 
+def config_file(repo: str, revision: str | None = None) -> Path:
+    """A repository's config.json and nothing else; errors as of `download`."""
+    path = _fetch(repo, revision, ["config.json"], []) / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{repo} on the Hub has no config.json: it has {_listed(repo, revision)}")
+    return path
+
+
 def _fetch(repo: str, revision: str | None, allow: list[str], ignore: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
     at = f"{repo}@{revision}" if revision else repo

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, open_shape
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, open_shape, run_shapes
 from ridgeline.models.hub import download
 from ridgeline.models.shapes import SHAPES
 
@@ -48,7 +48,7 @@ def resolve(model: str | None, *, revision: str | None = None, load_format: str 
     match = _HUB_ID.fullmatch(model)
     if match is None or model.startswith((".", "/", "~")) or (path.suffix == ".gguf" and not match["file"]):
         raise ConfigError(f"no folder or file {model!r} here, and it is no Hub id (org/name) either. "
-                          f"Published shapes for load_format dummy: {', '.join(SHAPES)}")
+                          f"Published shapes for load_format dummy: {', '.join(run_shapes())}")
     where = download(match["repo"], revision=match["revision"] or revision, file=match["file"],
                      weights=load_format != "dummy")
     return Resolved(name=where.stem if match["file"] else match["repo"], path=where)

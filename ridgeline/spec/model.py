@@ -28,7 +28,8 @@ class ModelSpec:
     vocab_size: rows of the embedding as stored (padding included). max_position: the context that the
     checkpoint states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type.
     logits_softcap: logits z become softcap * tanh(z / softcap). stored_as: the format of matrices that the
-    checkpoint holds quantized in a way of its family ("mxfp4"), "" for plain numbers and GGUF.
+    checkpoint holds quantized (a name of `spec.quant.FORMATS`), "" for plain numbers and GGUF;
+    stored_experts_only: those are the routed experts' matrices and no others.
     """
 
     family: str
@@ -46,6 +47,7 @@ class ModelSpec:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     stored_as: str = ""
+    stored_experts_only: bool = False
 
     def params(self) -> Iterator[tuple[str, ParamSpec]]:
         """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",

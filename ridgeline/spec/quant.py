@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ridgeline.spec.block import ParamSpec
+from ridgeline.spec.model import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1,
                "int32": 4, "int64": 8, "float64": 8, "int16": 2, "bool": 1}
@@ -14,27 +15,43 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "i
 class WeightFormat:
     """How a weight is stored: `bits` a weight plus the scales and zero points of each group.
 
-    group_size None means one scale a row. overhead_bits: scale and zero-point bits a group.
+    group_size None means one scale a row. overhead_bits: scale and zero-point bits a group. group_rows: rows
+    that share a group (blocks of FP8). dtype: what a device multiplies in when it multiplies the format as it
+    is ("" when it is unpacked first).
     """
 
     name: str
     bits: float
     group_size: int | None = None
     overhead_bits: int = 0
+    group_rows: int = 1
+    dtype: str = ""
 
     def num_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a [rows, columns] weight, scales included."""
-        groups = rows * (1 if self.group_size is None else -(-columns // self.group_size))
+        across = 1 if self.group_size is None else -(-columns // self.group_size)
+        groups = -(-rows // self.group_rows) * across
         return int(rows * columns * self.bits / 8 + groups * self.overhead_bits / 8)
 
 
+# Scales are float16 or bfloat16 in the integer formats, float32 in FP8 (compressed-tensors a row, DeepSeek a
+# block), one byte in MXFP4 (OCP MX v1.0) and NVFP4; "_zero" has a zero point of the weight's width (AWQ).
 FORMATS = {f.name: f for f in (
-    WeightFormat(name="float32", bits=32),
-    WeightFormat(name="bfloat16", bits=16),
-    WeightFormat(name="float16", bits=16),
+    WeightFormat(name="float32", bits=32, dtype="float32"),
+    WeightFormat(name="bfloat16", bits=16, dtype="bfloat16"),
+    WeightFormat(name="float16", bits=16, dtype="float16"),
     WeightFormat(name="q4_g32", bits=4, group_size=32, overhead_bits=32),
     WeightFormat(name="q8_g32", bits=8, group_size=32, overhead_bits=16),
-    WeightFormat(name="int8_row", bits=8, group_size=None, overhead_bits=16),
+    WeightFormat(name="int8_row", bits=8, group_size=None, overhead_bits=16, dtype="int8"),
+    WeightFormat(name="fp8", bits=8, group_size=None, overhead_bits=32, dtype="float8_e4m3fn"),
+    WeightFormat(name="fp8_b128", bits=8, group_size=128, overhead_bits=32, group_rows=128,
+                 dtype="float8_e4m3fn"),
+    WeightFormat(name="int4_g32", bits=4, group_size=32, overhead_bits=16),
+    WeightFormat(name="int4_g32_zero", bits=4, group_size=32, overhead_bits=20),
+    WeightFormat(name="int4_g128", bits=4, group_size=128, overhead_bits=16),
+    WeightFormat(name="int4_g128_zero", bits=4, group_size=128, overhead_bits=20),
+    WeightFormat(name="mxfp4", bits=4, group_size=32, overhead_bits=8, dtype="float4_e2m1fn"),
+    WeightFormat(name="nvfp4", bits=4, group_size=16, overhead_bits=8, dtype="float4_e2m1fn"),
 )}
 
 _NO_EXCEPTIONS: Mapping[str, WeightFormat] = MappingProxyType({})
@@ -60,6 +77,18 @@ class WeightPlan:
         """Every weight in one format of FORMATS."""
         one = FORMATS[name]
         return WeightPlan(linear=one, head=one, embed=one, other=one)
+
+    @staticmethod
+    def stored(spec: ModelSpec) -> "WeightPlan":
+        """As the checkpoint holds the model: quantized matrices of blocks, or of the routed experts alone;
+        head, embedding and norms are of the checkpoint's own float type."""
+        plain = FORMATS[spec.dtype]
+        packed = FORMATS[spec.stored_as] if spec.stored_as else plain
+        if not spec.stored_experts_only:
+            return WeightPlan(linear=packed, head=plain, embed=plain, other=plain)
+        experts = {name: packed for name, param in spec.params()
+                   if param.role == "linear" and len(param.shape) == 3}
+        return WeightPlan(linear=plain, head=plain, embed=plain, other=plain, exceptions=experts)
 
     def format_of(self, name: str, param: ParamSpec) -> WeightFormat:
         """name: the full one ("layers.3.attn.qkv.weight", "head.weight")."""

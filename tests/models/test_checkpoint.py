@@ -170,7 +170,7 @@ def test_dummy_needs_a_config_only(tmp_path: Path) -> None:
     assert found.dummy and not found.tensors and found.spec.vocab_size == 40
     shape = open_shape("Qwen3-0.6B", overrides={"num_hidden_layers": 2})
     assert shape.dummy and shape.path is None and shape.name == "qwen3-0.6b" and len(shape.spec.layers) == 2
-    with pytest.raises(ConfigError, match="known are llama-2-7b"):
+    with pytest.raises(ConfigError, match=r"known are .*llama-2-7b"):
         open_shape("qwen9-1b")
 
 

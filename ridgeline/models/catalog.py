@@ -1,0 +1,136 @@
+"""A model by what people call it: a published shape under all its names, a folder, a GGUF file, a Hub id.
+
+Planning's door: nothing is downloaded but a Hub id's config.json, no weight is read, and models that are only
+described are found too (`describe`). Running's door is `resolve`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, read_json
+from ridgeline.models.describe import describe, runs
+from ridgeline.models.files.safetensors import read_folder
+from ridgeline.models.hub import config_file
+from ridgeline.models.shapes import PUBLISHED
+from ridgeline.spec.model import ModelSpec
+
+PUBLISHED_SHAPE, FOLDER, GGUF, HUB = "published shape", "folder", "GGUF file", "Hub config"
+# words of a name that say nothing of its shape, or the format of its matrices
+_PLAIN = frozenset({
+    "meta", "instruct", "chat", "it", "pt", "base", "hf", "bf16", "fp16", "gguf", "thinking", "sft", "dpo",
+    "preview", "latest", "v0.1", "v0.2", "v0.3", "v1.5", "tuned", "static", "pertensor", "dynamic"})
+_FORMATS = {"fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4_g128_zero",
+            "gptq": "int4_g128", "int4": "int4_g128", "w4a16": "int4_g128", "int8": "int8_row",
+            "w8a8": "int8_row"}
+_DATE = re.compile(r"\d{4}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model and where it was found: one of PUBLISHED_SHAPE, FOLDER, GGUF, HUB.
+
+    stored_bytes: of each parameter as the files hold it, by full name, exact from their headers; None where
+    there are no weights, or where the model is described and its tensors' names are not known. files_bytes:
+    of all tensors of the files together, None without files.
+    """
+
+    name: str
+    spec: ModelSpec
+    where: str
+    stored_bytes: Mapping[str, int] | None = None
+    files_bytes: int | None = None
+
+
+def find_model(text: str) -> ModelSpec:
+    """The spec of a model by name, path or Hub id; ConfigError gives the nearest names."""
+    return find(text).spec
+
+
+def find(text: str) -> Found:
+    """As find_model, with what else is known of it."""
+    path = Path(text).expanduser()
+    if path.exists():
+        return _of_files(path)
+    known = _known(text)
+    if known is not None:
+        name, stored_as = known
+        shape = PUBLISHED[name]
+        spec = replace(describe(shape.config, name), stored_as=stored_as or shape.stored_as,
+                       stored_experts_only=shape.stored_experts_only)
+        return Found(name=name, spec=spec, where=PUBLISHED_SHAPE)
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
+        raise ConfigError(f"no model {text!r}: {_nearest(text)}, or give a folder, a GGUF file or a Hub id "
+                          "(org/name)")
+    repo, _, revision = text.partition("@")
+    try:
+        config = config_file(repo, revision or None)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; by name, {_nearest(text)}") from None
+    return Found(name=repo, spec=describe(read_json(config), f"{text}: config.json"), where=HUB)
+
+
+def model_names() -> tuple[str, ...]:
+    """The published shapes' own names, in alphabetical order; other names lead to them too."""
+    return tuple(sorted(PUBLISHED))
+
+
+def _of_files(path: Path) -> Found:
+    if path.is_file() or not (path / "config.json").is_file():
+        found = open_checkpoint(path)
+        return Found(name=found.name, spec=found.spec, where=GGUF, stored_bytes=_by_parameter(found),
+                     files_bytes=sum(tensor.num_bytes for tensor in found.tensors.values()))
+    config = read_json(path / "config.json")
+    spec = describe(config, str(path / "config.json"))
+    name = path.resolve().name
+    if not any(path.glob("*.safetensors")):
+        return Found(name=name, spec=spec, where=FOLDER)
+    stored = _by_parameter(open_checkpoint(path)) if runs(config) else None
+    total = sum(tensor.num_bytes for tensor in read_folder(path).values())
+    return Found(name=name, spec=spec, where=FOLDER, stored_bytes=stored, files_bytes=total)
+
+
+def _by_parameter(found: Checkpoint) -> dict[str, int]:
+    """Bytes of the tensors that each parameter is made of."""
+    return {name: sum(found.tensors[tensor].num_bytes for tensor in source.tensor_names)
+            for name, source in found.sources.items()}
+
+
+def _key(text: str, words: frozenset[str] = frozenset()) -> str:
+    """A name without its owner, case, separators and the given words: "meta-llama/Llama-3.1-8B" is
+    llama3.18b."""
+    name = text.strip().lower().rpartition("/")[2]
+    return "".join(word for word in re.split(r"[\s_:-]+", name) if word not in words)
+
+
+@cache
+def _keys() -> dict[str, str]:
+    """Key -> published name; a name goes before another's alias."""
+    found = {_key(name): name for name in PUBLISHED}
+    for name, shape in PUBLISHED.items():
+        for other in shape.also:
+            found.setdefault(_key(other), name)
+            found.setdefault(_key(other, _PLAIN), name)
+    return found
+
+
+def _known(text: str) -> tuple[str, str] | None:
+    """(published name, format that the name states or ""); None when no published shape is called so."""
+    keys = _keys()
+    if _key(text) in keys:
+        return keys[_key(text)], ""
+    words = set(re.split(r"[\s_:/-]+", text.lower()))
+    formats = [_FORMATS[word] for word in _FORMATS if word in words]
+    dates = {word for word in words if _DATE.fullmatch(word)}
+    key = _key(text, _PLAIN | _FORMATS.keys() | dates)
+    return (keys[key], formats[0] if formats else "") if key in keys else None
+
+
+def _nearest(text: str) -> str:
+    keys = _keys()
+    near = dict.fromkeys(keys[key] for key in get_close_matches(_key(text, _PLAIN), keys, n=6, cutoff=0.5))
+    return f"the nearest are {', '.join([*near][:3])}" if near else f"known are {', '.join(model_names())}"
