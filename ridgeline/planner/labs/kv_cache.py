@@ -13,7 +13,6 @@ from ridgeline.planner.labs.parts import (
     WEIGHTS,
     Case,
     Values,
-    curve,
     gb,
     number,
     spread,
@@ -54,11 +53,11 @@ def _compute(values: Values) -> Result:
                f"{batch} * {gb(sequence)}"),
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
                f"{gb(total)} / {case.device.bytes_per_s / 1e12:g} TB/s"))
-    lengths = [[n for n in spread(512, 131072) if case.resident(n, beside)] for beside in (0, space)]
+    lengths = spread(512, 131072)
     chart = Chart(key="concurrency", title="Resident sequences against context", x_label="context, tokens",
                   y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
-                  series=(curve("no workspace", lengths[0], case.resident),
-                          curve("with workspace", lengths[1], lambda n: case.resident(n, space))))
+                  series=(*case.residents("no workspace", lengths),
+                          *case.residents("with workspace", lengths, space)))
     notes = ["Capacity alone: no allocator overhead and no fragmentation. Pages waste at most one part of a "
              "block a sequence; a few percent on top of the formula are usual.",
              "Weight precision changes the weights and not the cache; cache precision the cache alone.",

@@ -15,6 +15,7 @@ from ridgeline.ledger.sums import Summer
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
 from ridgeline.planner.lab import Control, Number, Series, Value
+from ridgeline.spec.cost import Router
 from ridgeline.spec.hardware import HardwareSpec, hardware, hardware_names
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import FORMATS, WeightFormat, WeightPlan
@@ -80,6 +81,12 @@ def whole(values: Values, key: str) -> int:
 
 def real(values: Values, key: str) -> float:
     return float(values[key])
+
+
+def dense_rate(device: HardwareSpec, weights: str) -> float:
+    """Dense FLOP/s: in 8 bits where the weights are fp8 and the device multiplies fp8, else in 16."""
+    eight = device.flops_per_s.get("float8_e4m3fn")
+    return eight if weights == "fp8" and eight else device.peak_rate
 
 
 @cache
@@ -148,9 +155,7 @@ class Case:
 
     @property
     def rate(self) -> float:
-        """Dense FLOP/s: in 8 bits where the weights are fp8 and the device multiplies fp8, else in 16."""
-        eight = self.device.flops_per_s.get("float8_e4m3fn")
-        return eight if self.weights == "fp8" and eight else self.device.peak_rate
+        return dense_rate(self.device, self.weights)
 
     def sequence_bytes(self, context: float) -> float:
         return closed.kv_bytes(self.shape, context, self.s_c)
@@ -169,14 +174,24 @@ class Case:
         return closed.num_collectives(self.shape, self.ways) * ASSUMED.collective_s
 
     def prompt_s(self, num_tokens: float) -> float:
-        """A prompt at the assumed share of the dense peak."""
-        flops = closed.prefill_flops(self.shape, num_tokens)
-        return flops / (self.ways * self.rate * ASSUMED.prefill) + self.collectives_s
+        """A prompt at the assumed share of the dense peak; narrow weights that are multiplied in 16 bits are
+        widened first, by units that do float32 (a sixteenth of the peak where no table states them)."""
+        seconds = closed.prefill_flops(self.shape, num_tokens) / (self.rate * ASSUMED.prefill)
+        if self.weights != "bf16" and self.rate == self.device.peak_rate:
+            vector = self.device.flops_per_s.get("float32", self.device.peak_rate / 16)
+            seconds += closed.dequantize_flops(self.shape.num_params, num_tokens) / vector
+        return seconds / self.ways + self.collectives_s
 
     def resident(self, context: float, workspace_bytes: float = 0) -> int:
         """Sequences that fit beside the weights on every device."""
         return closed.max_sequences(self.memory_bytes, self.held(0, context),
                                     self.held(1, context) - self.held(0, context), workspace_bytes)
+
+    def residents(self, name: str, lengths: Sequence[float],
+                  workspace_bytes: float = 0) -> tuple[Series, ...]:
+        """A curve of the sequences that fit, over the lengths of which one fits; () where none does."""
+        some = [n for n in lengths if self.resident(n, workspace_bytes)]
+        return (curve(name, some, lambda n: self.resident(n, workspace_bytes)),) if some else ()
 
     def exact_weights_bytes(self) -> int:
         """All weights with scales, as resident."""
@@ -198,6 +213,16 @@ class Case:
             moved = weights / self.ways + (total - weights) / shards
             seconds += max(moved / self.device.bytes_per_s, line.flops / (self.ways * self.rate * share))
         return seconds
+
+    def exact_weights_read(self, num_tokens: int) -> float:
+        """Bytes of weights that a step of so many tokens reads: of experts, the distinct ones."""
+        bare = _account(self.model, self.weights, 0.0)
+        sums = Summer(bare.windows, few=bare.few).sums([0] * num_tokens, [1] * num_tokens, num_tokens)
+        return sum(line.read_bytes for line in bare.at(sums))
+
+    def routers(self) -> dict[Router, int]:
+        """(experts, chosen) -> layers."""
+        return _account(self.model, self.weights, 0.0).layers_by_router()
 
     def memory_note(self) -> str:
         usable = self.device.usable_bytes

@@ -1,0 +1,73 @@
+"""Lab 3, the batching explorer. Source: "The Mechanics of LLM Inference", What batching actually buys."""
+
+from ridgeline.ledger import closed
+from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, spread, whole
+
+
+def _compute(values: Values) -> Result:
+    case, context = Case.of(values), whole(values, "context")
+    shape, device, space = case.shape, case.device, ASSUMED.workspace_bytes
+    bare, sequence = case.held(0, context), case.held(1, context) - case.held(0, context)
+    star, cross = closed.ridge_batch(case.balance, case.s_w), bare / sequence
+    most = case.resident(context, space)
+    limits = {"the arithmetic (B*)": star, "the cache's bytes (B_cross)": cross, "memory (B_max)": most}
+    binding = min(limits, key=lambda name: limits[name])
+
+    def intensity(batch: float) -> float:
+        flops = batch * closed.decode_flops(shape, context) / case.ways
+        return flops / case.held(batch, context)
+
+    ceiling = closed.decode_flops(shape, context) / case.ways / sequence
+    numbers = (
+        number("b_star", "B* (arithmetic)", star, "sequences", "s_w * peak / (2 * bandwidth)",
+               f"{case.s_w:g} * {case.balance:.4g} / 2", "nominal"),
+        number("b_cross", "B_cross (KV = weights)", cross, "sequences", "weights / n / (KV / min(n, n_kv))",
+               f"{gb(bare)} / {gb(sequence)}", "nominal"),
+        number("b_max", "B_max (capacity)", most, "sequences", "floor((memory - weights - workspace) / KV)",
+               f"({gb(case.memory_bytes)} - {gb(bare)} - {gb(space)}) / {gb(sequence)}", "nominal"),
+        number("binding", "Met first", binding, "", "the smallest of the three"),
+        number("intensity", "I at B_max", intensity(most), "FLOP/B", "B (2P + 4LNd) / (weights + B KV)",
+               f"at B = {most}", "nominal"),
+        number("intensity_ceiling", "I ceiling (B to infinity)", ceiling, "FLOP/B", "2P / KV + 2g / s_c",
+               f"{2 * shape.num_params:.4g} / {gb(case.sequence_bytes(context))} "
+               f"+ {closed.decode_attention_intensity(shape.group, case.s_c):.3g}", "nominal"),
+        number("ceiling_share", "Ceiling as a share of the ridge", ceiling / case.balance, "", "I / I*",
+               f"{ceiling:.4g} / {case.balance:.4g}", "nominal"),
+        number("throughput_ceiling", "Throughput ceiling", device.bytes_per_s / sequence, "tok/s",
+               "bandwidth / KV, one device's part", f"{device.bytes_per_s:.4g} / {sequence:.4g}", "nominal"),
+        number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
+               f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
+        number("step_exact", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
+               "sum of lines' max(bytes, FLOPs) times", f"at B = {max(most, 1)}", "exact"))
+    batches, lengths = spread(1, 4096), spread(512, 131072)
+    places = {"B*": star, "B_cross": cross, "B_max": most}
+    marks = tuple(Mark(label=label, x=x) for label, x in places.items() if x)
+    charts = (
+        Chart(key="intensity", title="Intensity against batch", x_label="sequences", y_label="FLOP/B",
+              log_x=True, log_y=True, marks=(*marks, Mark(label="ridge", y=case.balance)),
+              series=(curve("this context", batches, intensity),
+                      curve("weights alone", batches, lambda b: 2 * b / case.s_w))),
+        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
+              log_x=True, marks=(*marks, Mark(label="ceiling", y=device.bytes_per_s / sequence)),
+              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, context)),)),
+        Chart(key="limits", title="The three limits against context", x_label="context, tokens",
+              y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
+              series=(curve("B*", lengths, lambda n: star),
+                      curve("B_cross", lengths, lambda n: cross * context / n),
+                      *case.residents("B_max", lengths, space))))
+    notes = ("B* is the batch at which reading the weights is worth their arithmetic. It is no target: the "
+             "cache and the memory usually come first.",
+             "Below B_cross another request is nearly free; above it, it lengthens everybody's step.",
+             f"Bounds alone: no scheduling, no preemption; bf16 weights and {gb(space)} of workspace.",
+             case.memory_note())
+    bar = Bar(key="memory", title=f"Each {device.name} at B_max", total=case.memory_bytes,
+              parts=(("weights", bare), ("KV cache", most * sequence), ("workspace", space)))
+    return Result(numbers=numbers, charts=charts, bars=(bar,), notes=notes)
+
+
+BATCHING = Lab(
+    key="batching", title="Batching explorer",
+    lead="Three limits on a useful batch (arithmetic, the cache's bytes, memory) and how they change places.",
+    controls=(parts.MODEL, parts.CONTEXT, parts.CACHE, parts.DEVICE, parts.TP), compute=_compute)

@@ -1,0 +1,242 @@
+"""Figures 8, 9 and 11 to 13: the decode wall, shared weights and private caches, quantization's edits,
+speculation, and tensor-parallel scaling. Source: "The Mechanics of LLM Inference", Why decode is
+bandwidth-bound to Distributed inference."""
+
+from dataclasses import replace
+
+from ridgeline.ledger import closed
+from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, real, slider, spread, whole
+
+_SIZES = (1e9, 3e9, 8e9, 13e9, 34e9, 70e9, 405e9)
+_READING = (5.0, 15.0)  # tokens/s: about 250 words a minute, and three times as fast; assumed
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_EDITS = (("bf16", "bf16"), ("int8", "bf16"), ("int4", "bf16"), ("fp8", "bf16"), ("bf16", "fp8"),
+          ("int4", "fp8"), ("fp8", "fp8"))  # (weights, cache)
+_WAYS = (1, 2, 4, 8, 16)
+_DRAFTS = 8
+
+
+def _wall(values: Values) -> Result:
+    case, context, claimed = Case.of(values), whole(values, "context"), real(values, "claim")
+    beta, params = case.device.bytes_per_s, _SIZES[whole(values, "step") - 1]
+    step, empty, flops = case.step_s(1, context), case.step_s(1, 0), closed.decode_flops(case.shape, 0)
+    implied = claimed * case.weight_bytes
+    numbers = (
+        number("size_step", f"Step of {params / 1e9:g}e9 parameters", case.s_w * params / beta, "s",
+               "s_w P / bandwidth", f"{case.s_w:g} * {params:g} / {beta:.4g}", "nominal"),
+        number("size_tok_s", "Its ceiling, one sequence", beta / (case.s_w * params), "tok/s",
+               "bandwidth / (s_w P)", "", "nominal"),
+        number("empty_step", f"Step of {case.model}, empty cache", empty, "s", "s_w P / bandwidth",
+               f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "nominal"),
+        number("empty_exact", "The same, what is really read", case.exact_s(1, 0), "s",
+               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
+        number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
+               f"{flops:.3g} / {empty:.3g} / {case.rate:.3g}", "nominal"),
+        number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth", f"N = {context}",
+               "nominal"),
+        number("slower", "Slower than with an empty cache", step / empty, "", "step / step", "", "nominal"),
+        number("implied", "Bandwidth that the quoted rate implies", implied, "B/s",
+               "quoted tok/s * weights", f"{claimed:g} * {gb(case.weight_bytes)}", "nominal"),
+        number("implied_share", "Of the device's", implied / beta, "", "implied / bandwidth"))
+    sizes, lengths = spread(0.5e9, 500e9), spread(512, 131072)
+    kinds = {name: size for name, size in parts.WEIGHT_BYTES.items() if name != "int8"}
+    charts = (
+        Chart(key="wall", title="Ceiling of one sequence", x_label="parameters", y_label="tok/s", log_x=True,
+              log_y=True, marks=(Mark(label="here", x=params),), series=(
+                  Series(name="reading speed", x=sizes, y=(_READING[0],) * len(sizes), kind="band",
+                         upper=(_READING[1],) * len(sizes)),
+                  *(Series(name=name, x=sizes, y=tuple(beta / (size * p) for p in sizes))
+                    for name, size in kinds.items()))),
+        Chart(key="conversation", title=f"Step of {case.model} as a conversation grows", log_x=True,
+              x_label="context, tokens", y_label="s", marks=(Mark(label="here", x=context),),
+              series=(curve("TPOT", lengths, lambda n: case.step_s(1, n)),)))
+    return Result(numbers=numbers, charts=charts, num_steps=len(_SIZES), notes=(
+        "Everything in this ceiling is known before a line of code is written; nobody beats it.",
+        "Fewer FLOPs change nothing while the weights must still be read.",
+        "The wall moves as a conversation grows: that is the cache, not a fault.",
+        "Where a quoted rate implies more than the device's bandwidth, the weights are narrower than said, "
+        "the rate is of a whole batch, or there are several devices."))
+
+
+def _bending(values: Values) -> Result:
+    case, context = Case.of(values), whole(values, "context")
+    batch, sequence, shape = _BATCHES[whole(values, "step") - 1], case.sequence_bytes(context), case.shape
+
+    def intensity(b: float) -> float:
+        return closed.intensity(shape, b, context, case.s_w, case.s_c)
+
+    ceiling, cross = closed.intensity_ceiling(shape, context, case.s_c), case.weight_bytes / sequence
+    shown = tuple(str(b) for b in _BATCHES)
+    numbers = (
+        number("batch", "Batch", batch, "sequences"),
+        number("weights", "Read once for all", case.weight_bytes, "bytes", "s_w P", "", "nominal"),
+        number("caches", "Read once for each", batch * sequence, "bytes", "B * KV",
+               f"{batch} * {gb(sequence)}", "nominal"),
+        number("intensity", "Intensity", intensity(batch), "FLOP/B", "B (2P + 4LNd) / (s_w P + B KV)", "",
+               "nominal"),
+        number("weights_only", "Without the caches it were", 2 * batch / case.s_w, "FLOP/B", "2B / s_w", "",
+               "nominal"),
+        number("ceiling", "Ceiling", ceiling, "FLOP/B", "2P / KV + 2g / s_c", "", "nominal"),
+        number("ceiling_share", "Ceiling over the ridge", ceiling / case.balance, "", "I / I*"),
+        number("limit", "Ceiling of the longest contexts",
+               closed.decode_attention_intensity(shape.group, case.s_c), "FLOP/B", "2g / s_c"),
+        number("b_cross", "B_cross", cross, "sequences", "weights / KV", "", "nominal"))
+    charts = (
+        Chart(key="bytes", title="Bytes of a step", x_label="sequences", y_label="bytes", stacked=True,
+              series=(Series(name="weights", x=shown, y=(case.weight_bytes,) * len(shown), kind="bar"),
+                      Series(name="caches", x=shown, y=tuple(b * sequence for b in _BATCHES), kind="bar"))),
+        Chart(key="intensity", title="Intensity bends", x_label="sequences", y_label="FLOP/B", log_x=True,
+              log_y=True, marks=(Mark(label="here", x=batch), Mark(label="B_cross", x=cross),
+                                 Mark(label="ceiling", y=ceiling), Mark(label="ridge", y=case.balance)),
+              series=(curve("with caches", spread(1, 1024), intensity),
+                      curve("weights alone", spread(1, 1024), lambda b: 2 * b / case.s_w))))
+    return Result(numbers=numbers, charts=charts, num_steps=len(_BATCHES), notes=(
+        "No batch makes a long context's decode compute-bound: caches grow on both sides of the fraction.",
+        "B* is derived from the weights alone: quote it as a bound, not as a target."))
+
+
+def _quantization(values: Values) -> Result:
+    prompt, context, batch = (whole(values, key) for key in ("prompt", "context", "batch"))
+    cases = [replace(Case.of(values), weights=weights, cache=kept) for weights, kept in _EDITS]
+    names = tuple(f"{weights} weights, {kept} cache" for weights, kept in _EDITS)
+    at, space = whole(values, "step") - 1, ASSUMED.workspace_bytes
+    case, plain = cases[at], cases[0]
+    decode, prefill = case.step_s(batch, context), case.prompt_s(prompt)
+    numbers = (
+        number("edit", "Edit", names[at]),
+        number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
+        number("decode_exact", "Decode step, scales read and tables in bf16",
+               case.exact_s(batch, context - 1), "s", "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
+        number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ widening]", "",
+               "nominal"),
+        number("prefill_gain", "Prefill, times as fast", plain.prompt_s(prompt) / prefill),
+        number("residents", "Resident sequences", case.resident(context, space), "sequences",
+               "floor((memory - weights - workspace) / KV)", "", "nominal"),
+        number("limit", "Intensity at the longest contexts",
+               closed.decode_attention_intensity(case.shape.group, case.s_c), "FLOP/B", "2g / s_c"),
+        number("b_star", "B*", closed.ridge_batch(case.balance, case.s_w), "sequences", "s_w I* / 2"))
+    room = max(plain.resident(context, space), 1)
+    gains = {"decode": [plain.step_s(batch, context) / x.step_s(batch, context) for x in cases],
+             "prefill": [plain.prompt_s(prompt) / x.prompt_s(prompt) for x in cases],
+             "capacity": [x.resident(context, space) / room for x in cases]}
+    chart = Chart(key="gains", title="Against bf16", x_label="", y_label="times", series=tuple(
+        Series(name=name, x=names[:at + 1], y=tuple(y[:at + 1]), kind="bar") for name, y in gains.items()))
+    return Result(numbers=numbers, charts=(chart,), num_steps=len(_EDITS), notes=(
+        "Decode follows the weights' bytes, prefill the arithmetic's format, capacity the cache's bytes.",
+        "Weight-only formats do not speed up a prompt: widening them is added to what binds already, "
+        "taken as 2 operations a weight for every 128 rows (assumed).",
+        "fp8 weights multiply in fp8 where the device can; where it cannot they are weight-only too.",
+        "Nothing here says whether the quantized model is as good: measure quality."))
+
+
+def _speculation(values: Values) -> Result:
+    case, drafts, batch = Case.of(values), whole(values, "step"), whole(values, "batch")
+    alpha, cost, context = real(values, "alpha"), real(values, "draft_cost"), whole(values, "context")
+    star = closed.ridge_batch(case.balance, case.s_w)
+
+    def verify_s(b: float, positions: int) -> float:
+        """Linear layers, then attention: each free to verify more only below the ridge."""
+        linear = 2 * b * positions * case.shape.num_params / case.rate
+        attention = b * positions * closed.decode_flops(case.shape, context) / case.rate - linear
+        return (max(case.weight_bytes / case.device.bytes_per_s, linear)
+                + max(b * case.sequence_bytes(context) / case.device.bytes_per_s, attention))
+
+    def gain(b: float) -> float:
+        tokens = closed.expected_tokens(alpha, drafts)
+        return tokens / (verify_s(b, drafts + 1) / verify_s(b, 1) + drafts * cost)
+
+    numbers = (
+        number("tokens", "Tokens a verification", closed.expected_tokens(alpha, drafts), "tokens",
+               "(1 - a^(k+1)) / (1 - a)", f"a = {alpha:g}, k = {drafts}"),
+        number("gain", "Speed-up on an idle machine", closed.speculation_gain(alpha, drafts, cost), "",
+               "E[tokens] / (1 + k c)", f"c = {cost:g}"),
+        number("gain_at_batch", "Speed-up at this batch", gain(batch), "",
+               "E[tokens] / (verification / step + k c)", f"B = {batch}, N = {context}", "nominal"),
+        number("verify", "Verification", verify_s(batch, drafts + 1), "s",
+               "max(weights, linear FLOPs) + max(KV, attention FLOPs) times", "", "nominal"),
+        number("rows", "Rows in a product", batch * (drafts + 1), "rows", "B (k + 1)"),
+        number("closing", "Largest batch below the ridge", int(star // (drafts + 1)), "sequences",
+               "floor(B* / (k + 1))", f"{star:.4g} / {drafts + 1}"),
+        number("best", "Best number of drafts, idle machine", closed.best_drafts(alpha, cost), "tokens"))
+    rates = tuple(i / 20 for i in range(21))
+    charts = (
+        Chart(key="tokens", title="Tokens a verification", x_label="acceptance", y_label="tokens",
+              marks=(Mark(label="here", x=alpha),), series=tuple(
+                  Series(name=f"{k} drafts", x=rates, y=tuple(closed.expected_tokens(a, k) for a in rates))
+                  for k in sorted({1, 2, 4, 8, drafts}))),
+        Chart(key="closing", title="Speed-up against batch", x_label="sequences", y_label="times", log_x=True,
+              marks=(Mark(label="ridge", x=star / (drafts + 1)), Mark(label="no gain", y=1.0)),
+              series=(curve("speed-up", spread(1, 1024), gain),)))
+    return Result(numbers=numbers, charts=charts, num_steps=_DRAFTS, notes=(
+        "The weights and the cache are read once, however many positions are verified.",
+        "Past the ridge every rejected draft costs time: what speculation spends has been sold by then.",
+        "Acceptance differs by text: code accepts well, open-ended prose badly.",
+        "A draft need not be a model: heads on the target, or looking up what the prompt says already."))
+
+
+def _scaling(values: Values) -> Result:
+    ways, batch, context = _WAYS[whole(values, "step") - 1], whole(values, "batch"), whole(values, "context")
+    latency = real(values, "collective_us") * 1e-6
+    one = Case.of(values)
+    case = replace(one, ways=ways)
+
+    def step(n: int) -> float:
+        return closed.step_seconds(one.shape, batch, context, one.s_w, one.s_c, one.device.bytes_per_s, n,
+                                   latency)
+
+    count = closed.num_collectives(one.shape, ways)
+    numbers = (
+        number("ways", "Devices", ways),
+        number("step", "Step", step(ways), "s", "(weights / n + B KV / min(n, n_kv)) / bandwidth + 2L t",
+               f"{gb(case.held(batch, context))} each, + {count * latency:.3g} s", "nominal"),
+        number("speedup", "Speed-up", step(1) / step(ways), "", "step on one / step", "", "nominal"),
+        number("collectives", "Collectives a step", count, "", "2L"),
+        number("collectives_share", "Their share", count * latency / step(ways), "", "2L t / step"),
+        number("payload", "Payload of one", closed.payload_bytes(one.shape, batch), "bytes", "B d_model 2",
+               f"{batch} * {one.shape.hidden_size} * 2"),
+        number("copies", "Devices that hold one KV head", closed.kv_copies(one.shape, ways), "", "n / n_kv"),
+        number("held", "Held by each device", case.held(batch, context), "bytes",
+               "weights / n + B KV / min(n, n_kv)", "", "nominal"))
+    chart = Chart(key="scaling", title="Speed-up against devices", x_label="devices", y_label="times",
+                  log_x=True, log_y=True, marks=(Mark(label="here", x=ways),), series=(
+                      curve("with collectives", _WAYS, lambda n: step(1) / step(int(n))),
+                      curve("ideal", _WAYS, lambda n: n)))
+    return Result(numbers=numbers, charts=(chart,), num_steps=len(_WAYS), notes=(
+        "The bytes divide; the latency of the collectives does not, and is the least certain number here.",
+        f"Beyond {one.shape.num_kv_heads} devices the cache is copied, not cut: it takes no less room.",
+        "A payload this small is all latency: across machines, where that is higher, decode seldom gains."))
+
+
+WALL = Lab(
+    key="wall", title="The decode wall", compute=_wall,
+    lead="The token rate that the bandwidth allows, over model sizes and as a conversation grows.",
+    controls=(parts.stepper(len(_SIZES)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
+              parts.DEVICE, slider("claim", "A quoted rate", 300.0, 1, 10000, unit="tok/s", log=True)))
+BENDING = Lab(
+    key="bending", title="Shared weights, private caches", compute=_bending,
+    lead="Weights are read once for all, caches once for each: why intensity bends with the batch.",
+    controls=(parts.stepper(len(_BATCHES)), parts.MODEL, parts.CONTEXT, parts.CACHE, parts.DEVICE))
+QUANTIZATION = Lab(
+    key="quantization", title="Quantization's three edits", compute=_quantization,
+    lead="Three lines of the ledger, and what an edit of each changes.",
+    controls=(parts.stepper(len(_EDITS)), parts.MODEL, replace(parts.BATCH, default=1), parts.CONTEXT,
+              slider("prompt", "Prompt tokens", 8192, 16, 131072, unit="tokens", log=True),
+              parts.DEVICE))
+SPECULATION = Lab(
+    key="speculation", title="Speculation and its closing point", compute=_speculation,
+    lead="Tokens bought with idle arithmetic, until a batch has sold it.",
+    controls=(replace(parts.stepper(_DRAFTS), label="Drafts", default=4),
+              slider("alpha", "Acceptance", 0.8, 0, 1, 0.01),
+              slider("draft_cost", "A draft's cost", 0.05, 0, 1, 0.01, unit="target steps"),
+              replace(parts.BATCH, default=8), parts.MODEL, replace(parts.CONTEXT, default=1024),
+              parts.WEIGHTS, parts.DEVICE))
+SCALING = Lab(
+    key="tensor-parallel", title="Tensor-parallel scaling", compute=_scaling,
+    lead="More bandwidth, minus the collectives.",
+    controls=(parts.stepper(len(_WAYS)), parts.MODEL, replace(parts.BATCH, default=1),
+              replace(parts.CONTEXT, default=0, low=0, log=False), parts.WEIGHTS, parts.DEVICE,
+              slider("collective_us", "Latency of a collective", 6.0, 0, 100, 0.5, unit="us")))

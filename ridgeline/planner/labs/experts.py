@@ -1,0 +1,54 @@
+"""Experts read against batch. Source: "The Mechanics of LLM Inference", Distributed inference."""
+
+from dataclasses import replace
+
+from ridgeline.models.shapes import SHAPES
+from ridgeline.planner.lab import Chart, Lab, Mark, Result
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import Case, Values, curve, number, slider, spread, whole
+from ridgeline.spec.cost import expected_distinct
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+MIXTURES = tuple(name for name in parts.MODELS if any(SHAPES[name].get(key) for key in _COUNTS))
+
+
+def _compute(values: Values) -> Result:
+    case, batch, context = Case.of(values), whole(values, "batch"), whole(values, "context")
+    rows = batch * (whole(values, "drafts") + 1)
+    (experts, top_k), layers = max(case.routers().items(), key=lambda item: item[1])
+    one, all_of_them = case.exact_weights_read(1), case.exact_weights_bytes()
+    read = case.exact_weights_read(rows)
+    distinct = expected_distinct((experts, top_k), rows)
+    numbers = (
+        number("rows", "Tokens in the step", rows, "tokens", "B * (drafts + 1)"),
+        number("distinct", "Distinct experts read", distinct, "experts", "E (1 - (1 - k / E)^B)",
+               f"{experts} (1 - (1 - {top_k} / {experts})^{rows}), in each of {layers} layers"),
+        number("share", "Share of the experts", distinct / experts, "", "distinct / E"),
+        number("weights_read", "Weights read a step", read, "bytes", "shared and distinct experts", "",
+               "exact"),
+        number("against_one", "Against one token alone", read / one, "", "bytes / bytes of one", "", "exact"),
+        number("against_all", "Against all weights", read / all_of_them, "", "bytes / resident bytes", "",
+               "exact"),
+        number("step", "Step", case.exact_s(batch, context - 1, rows // batch), "s",
+               "sum of lines' max(bytes, FLOPs) times", f"at a context of {context}", "exact"))
+    batches = [round(b) for b in spread(1, 1024)]
+    charts = (
+        Chart(key="distinct", title="Experts read against tokens in a step", x_label="tokens",
+              y_label="experts", log_x=True,
+              marks=(Mark(label="this step", x=rows), Mark(label="all", y=experts)),
+              series=(curve("distinct", batches, lambda b: expected_distinct((experts, top_k), b)),)),
+        Chart(key="bytes", title="Weights read a step", x_label="tokens", y_label="bytes", log_x=True,
+              marks=(Mark(label="all weights", y=all_of_them),),
+              series=(curve("read", batches, lambda b: case.exact_weights_read(int(b))),)))
+    return Result(numbers=numbers, charts=charts, notes=(
+        "Every choice is taken as equally likely; skewed routing reads fewer experts.",
+        "The advantage in bytes goes as the batch grows; the one in FLOPs stays, but FLOPs did not bind.",
+        "Verifying drafts is more tokens: speculation and experts want the same idle machine.",
+        "The nominal P counts every expert: that is the memory a mixture needs, not what a step reads."))
+
+
+EXPERTS = Lab(
+    key="experts", title="Experts read against batch", compute=_compute,
+    lead="A mixture reads few experts for one token and nearly all for a batch.",
+    controls=(parts.choice("model", "Model", "mixtral-8x7b", MIXTURES), replace(parts.BATCH, default=4),
+              slider("drafts", "Drafts verified", 0, 0, 8), parts.CONTEXT, parts.WEIGHTS, parts.DEVICE))

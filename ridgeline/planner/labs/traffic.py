@@ -1,0 +1,126 @@
+"""Figures 10 and 15: throughput against goodput, and the four schedulers. Source: "The Mechanics of LLM
+Inference", Metrics from first principles; The scheduling problem."""
+
+from ridgeline.ledger import closed
+from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import Case, Values, curve, number, real, slider, spread, whole
+from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Life, Request, schedule
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_PROMPTS = (512, 128, 2048, 256, 8192, 1024, 128, 4096)
+_OUTPUTS = (500, 20, 160, 80, 60, 200, 40, 120)
+
+
+def _goodput(values: Values) -> Result:
+    case, batch, rate = Case.of(values), _BATCHES[whole(values, "step") - 1], real(values, "rate")
+    prompt, output = whole(values, "prompt"), whole(values, "output")
+    prefill, context = case.prompt_s(prompt), prompt + output / 2
+    room = case.resident(prompt + output, parts.ASSUMED.workspace_bytes)
+
+    def gap(b: float) -> float:
+        """A step, and its share of the prompts that come in: b of them in `output` steps."""
+        return case.step_s(b, context) + b / output * prefill
+
+    def served(b: float) -> float:
+        return b / (output * gap(b))
+
+    def good(b: float) -> float:
+        meets = gap(b) <= real(values, "tpot") / 1e3 and prefill + gap(b) <= real(values, "ttft") / 1e3
+        return served(b) if meets and b <= room else 0.0
+
+    ttft = prefill + gap(batch)
+    e2e = closed.end_to_end(ttft, gap(batch), output)
+    best = max(range(1, 513), key=good)
+    numbers = (
+        number("batch", "Batch", batch, "sequences"),
+        number("tpot", "TPOT, the prompts' share included", gap(batch), "s", "step + B / N_o * prefill", "",
+               "nominal"),
+        number("ttft", "TTFT without a queue", ttft, "s", "prefill + the step it waits for", "", "nominal"),
+        number("throughput", "Throughput", batch / gap(batch), "tok/s", "B / TPOT", "", "nominal"),
+        number("served", "Requests served", served(batch), "requests/s", "B / (N_o TPOT)", "", "nominal"),
+        number("goodput", "Goodput", good(batch), "requests/s", "served if targets are met and it fits"),
+        number("best", "Goodput's best batch", best if good(best) else 0, "sequences"),
+        number("best_goodput", "Goodput there", good(best), "requests/s", "", "", "nominal"),
+        number("in_flight", "In flight at the offered rate", closed.in_flight(rate, e2e), "requests",
+               "rate * E2E (Little)", f"{rate:g} * {e2e:.4g}", "nominal"),
+        number("keeps_up", "This batch keeps up with it", served(batch) >= rate))
+    batches = [round(b) for b in spread(1, 512)]
+    charts = (
+        Chart(key="rates", title="Throughput and goodput", x_label="sequences", y_label="requests/s",
+              log_x=True, marks=(Mark(label="here", x=batch), Mark(label="offered", y=rate)),
+              series=(curve("served", batches, served), curve("in time", batches, good))),
+        Chart(key="tpot", title="TPOT against its target", x_label="sequences", y_label="s", log_x=True,
+              marks=(Mark(label="target", y=real(values, "tpot") / 1e3),),
+              series=(curve("TPOT", batches, gap),)))
+    return Result(numbers=numbers, charts=charts, num_steps=len(_BATCHES), notes=(
+        "All share one step, so all miss the target at once: past it throughput rises and goodput is none.",
+        "A mean hides what users notice: quote percentiles, and of both phases in one run.",
+        "Below the offered rate a queue grows without end, and TTFT tells of the scheduler."))
+
+
+def _schedulers(values: Values) -> Result:
+    case, chosen = Case.of(values), SCHEDULERS[whole(values, "step") - 1]
+    slots, every, same = whole(values, "slots"), real(values, "every_ms") * 1e-3, bool(values["uniform"])
+    mean = (sum(_PROMPTS) // 8, round(sum(_OUTPUTS) / 8))
+    requests = [Request(prompt=mean[0] if same else p, output=mean[1] if same else o, arrival_s=i * every)
+                for i, (p, o) in enumerate(zip(_PROMPTS, _OUTPUTS))]
+    costs = Costs(prompt=case.prompt_s, step=case.step_s,
+                  transfer=lambda n: case.sequence_bytes(n) / (real(values, "link") * 1e9))
+    lives = {name: schedule(name, requests, slots=slots, chunk=whole(values, "chunk"), costs=costs)
+             for name in SCHEDULERS}
+    mine, ends = lives[chosen], {name: max(life.end_s for life in of) for name, of in lives.items()}
+    outputs = tuple(one.output for one in requests)
+    numbers = (
+        number("scheduler", "Scheduler", chosen),
+        number("makespan", "Until all are done", ends[chosen], "s", "last token of the last"),
+        number("tok_s", "Throughput", sum(outputs) / ends[chosen], "tok/s", "tokens / time"),
+        number("used", "Slots in use", _used(mine) / (slots * ends[chosen]), "",
+               "(prefill + decode) / (slots * time)"),
+        number("static", "Slots in use, all as one static batch", closed.slot_utilisation(outputs), "",
+               "sum of outputs / (B * longest)", f"{sum(outputs)} / ({len(outputs)} * {max(outputs)})"),
+        number("ttft", "Mean TTFT", sum(life.ttft_s for life in mine) / len(mine), "s"),
+        number("ttft_worst", "Worst TTFT", max(life.ttft_s for life in mine), "s"),
+        number("gap", "Longest wait between two tokens", max(life.gap_s for life in mine), "s"),
+        number("devices", "Devices", 2 if chosen == "disaggregated" else 1))
+    names = tuple(f"{i + 1}: {one.prompt} in, {one.output} out" for i, one in enumerate(requests))
+    spent = {"waiting": [x.queued_s for x in mine], "prefill": [x.prefill_s for x in mine],
+             "decode": [x.decode_s for x in mine], "slot held, doing nothing": [x.held_s for x in mine]}
+    gaps = tuple(max(life.gap_s for life in of) for of in lives.values())
+    charts = (
+        Chart(key="lives", title=f"Eight requests, {chosen}", x_label="request", y_label="s since arrival",
+              stacked=True, series=tuple(Series(name=name, x=names, y=tuple(y), kind="bar")
+                                         for name, y in spent.items())),
+        Chart(key="gaps", title="Longest wait between two tokens", x_label="", y_label="s",
+              series=(Series(name="longest", x=SCHEDULERS, y=gaps, kind="bar"),)),
+        Chart(key="makespan", title="Until all are done", x_label="", y_label="s",
+              series=(Series(name="time", x=SCHEDULERS, y=tuple(ends.values()), kind="bar"),)))
+    return Result(numbers=numbers, charts=charts, num_steps=len(SCHEDULERS), notes=(
+        "A small deterministic model feeds this page: steps priced by the closed forms, no preemption, no "
+        "shared prefixes. Disaggregation counts two devices, and a prompt that is done may wait for a slot.",
+        "Equal requests show none of this: static batching looks fine and chunks look like overhead. Measure "
+        "with your own lengths and arrivals, and report tails.",
+        "Pages waste less than a block a sequence; 131072 tokens reserved for 40 used are 17 GB for 5 MB."))
+
+
+def _used(lives: list[Life]) -> float:
+    return sum(life.prefill_s + life.decode_s for life in lives)
+
+
+GOODPUT = Lab(
+    key="goodput", title="Throughput and goodput disagree", compute=_goodput,
+    lead="The largest batch moves the most tokens and may meet nobody's target.",
+    controls=(parts.stepper(len(_BATCHES)), parts.MODEL, parts.DEVICE,
+              slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              slider("output", "Output tokens", 256, 2, 8192, unit="tokens", log=True),
+              slider("ttft", "TTFT target", 500.0, 10, 10000, unit="ms", log=True),
+              slider("tpot", "TPOT target", 15.0, 1, 1000, unit="ms", log=True),
+              slider("rate", "Offered rate", 5.0, 0.1, 1000, 0.1, unit="requests/s", log=True)))
+SCHEDULING = Lab(
+    key="schedulers", title="The same eight requests, four schedulers", compute=_schedulers,
+    lead="Static, continuous, chunked and disaggregated: who waits, who stalls, and which slots idle.",
+    controls=(parts.stepper(len(SCHEDULERS)), slider("slots", "Slots", 4, 1, 8), parts.MODEL, parts.DEVICE,
+              slider("chunk", "Chunk", 512, 16, 8192, unit="tokens", log=True),
+              slider("every_ms", "Time between arrivals", 0.0, 0, 1000, 1, unit="ms"),
+              slider("link", "Link between devices", 50.0, 1, 1000, unit="GB/s", log=True),
+              parts.Control(key="uniform", label="Equal requests", kind="toggle", default=False)))
