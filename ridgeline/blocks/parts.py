@@ -44,7 +44,8 @@ class Parts(Protocol):
         ...
 
     def linear_add(self, name: str, norm: str | None = None, eps: float = 0.0) -> LinearAdd:
-        """residual + linear(x), or + rms_norm of it; under sharding the residual is added once."""
+        """residual + linear(x), or + rms_norm of it; under sharding the residual is added once. The residual
+        is given up: the result may lie in its memory."""
         ...
 
     def experts(self, name: str) -> Sequence[Linear]:

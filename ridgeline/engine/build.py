@@ -15,7 +15,6 @@ from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
-from ridgeline.blocks.attention.chunks import LONG
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
@@ -34,6 +33,7 @@ from ridgeline.engine.sizes import (
 from ridgeline.engine.snapshots import decide_snapshots
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
+from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.account import Account, account
 from ridgeline.ledger.price import Price
@@ -135,6 +135,9 @@ def build_engine(
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
         drafter = build_drafter(config, capacity, clock, startup)
         executor = _executor(model, capacity, numerics, device, clock, threads, drafter)
+    if isinstance(executor, GpuExecutor):
+        with startup.phase("kernels"), told_when_slow("compiling the GPU kernels", shown=config.progress):
+            executor.prepare()
     _say_paths(model, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
@@ -237,8 +240,10 @@ def _say_paths(model: Model, startup: Startup) -> None:
     if model.gpu is None:
         return
     if model.capturable:
-        startup.choose("decode", "graphs", "the kernels take every block; recorded when a size is needed")
-        startup.choose("prefill", "cuBLAS and torch's flash attention", f"cuDNN's from {LONG} new tokens on")
+        startup.choose("decode", "graphs", "the kernels take every block; recorded at the start")
+        startup.choose(
+            "prefill", "cuBLAS and paged attention", f"cuDNN's from {LIBRARY_TOKENS} tokens without prefix on"
+        )
     else:
         startup.choose("decode", "kernel by kernel", "no kernel takes heads of this size: torch attends")
 

@@ -56,7 +56,7 @@ class FusedMethod(LinearMethod, Protocol):
         ...
 
     def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
-        """residual + apply(x); residual stays as it is."""
+        """residual + apply(x); the result may lie in the residual's memory."""
         ...
 
 

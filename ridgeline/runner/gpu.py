@@ -5,8 +5,8 @@ Charter:
   2. begin() only launches: inputs go up from pinned memory that nobody writes while they are on their way,
      sampled tokens stay on the GPU for the next step, results start their way back. finish() waits for one
      event.
-  3. Steps of decodes alone are one CUDA graph, sampling included; steps with prompts go kernel by kernel, and
-     while the GPU is busy with a long one, graphs are recorded.
+  3. Steps of decodes alone are one CUDA graph, sampling included; steps with prompts go kernel by kernel.
+     prepare() compiles and records all of it, so that no request waits for a kernel.
   4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes;
      rows whose numbers are not finite are found on the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
+from ridgeline.kernels.ahead import compile_all, missing
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.choose import Chooser, Scores
@@ -35,9 +36,7 @@ from ridgeline.runner.rows import Rows
 from ridgeline.runner.runner import NOT_FINITE, Places, isolate
 from ridgeline.runner.stage import stage
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.plan import SAMPLE_NONE, RowLogprobs, StepPlan, StepResult
-
-LONG_STEP = 1024  # tokens of a step in whose time a graph can be recorded
+from ridgeline.schedule.plan import SAMPLE_NONE, Copies, RowLogprobs, StepPlan, StepResult
 
 
 class _Slot:
@@ -134,6 +133,20 @@ class GpuExecutor:
     def capacity(self) -> Capacity:
         return self._capacity
 
+    def prepare(self) -> None:
+        """Before the first request: compile what any step launches, by several processes at once where it is
+        not compiled yet, and record the graphs."""
+        if self._graphs is None:
+            return
+        with missing() as jobs:
+            self._graphs.record_all()
+            self._prompt()
+        if jobs:
+            compile_all(jobs)
+            self._graphs.record_all()
+            self._prompt()
+        torch.cuda.synchronize(self._device)
+
     def begin(self, plan: StepPlan, now: float) -> int:
         """Launch a step; returns its ticket."""
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
@@ -171,9 +184,6 @@ class GpuExecutor:
         flight = self._flying.popleft()
         assert ticket == flight.ticket, "steps finish in the order begun"
         try:
-            if self._graphs is not None and flight.plan.num_tokens >= LONG_STEP:
-                while not flight.slot.ended.query() and self._graphs.record_next():
-                    pass
             flight.slot.ended.synchronize()
         except RuntimeError as error:  # an error of a kernel stays with the process
             raise EngineDeadError(f"the GPU failed: {error}") from error
@@ -186,6 +196,17 @@ class GpuExecutor:
         torch.cuda.synchronize(self._device)
 
     # ---- a step
+
+    def _prompt(self) -> None:
+        """A prompt of two tokens through the model, in a page that no request has yet."""
+        zero = np.zeros(1, np.int32)
+        plan = StepPlan(
+            step=0, request=zero.astype(np.int64), row=zero, start=zero, count=zero + 2,
+            sample=zero.astype(np.uint8), draft=zero, tokens=np.zeros(2, np.int32), num_decodes=0,
+            row_starts=(), tables=(), copies=Copies.none(),
+        )  # fmt: skip
+        with torch.inference_mode():
+            self._model.forward(build_step(plan, self._rows, self._capacity.layout))
 
     def _take_news(self, plan: StepPlan) -> None:
         for start in plan.row_starts:

@@ -1,9 +1,9 @@
 """CUDA graphs of decode steps: from the gathered inputs to the sampled token, one graph for each of a few
 sizes.
 
-A size is recorded when it is first needed and no larger graph is close, or while the GPU is busy with long
-steps and the host would wait. Recording runs nothing on the GPU, but compiles what is not compiled yet. All
-graphs share one pool of memory, since no two run at once. Knows no plan.
+All sizes are recorded at the start, or else a size when it is first needed. Recording runs nothing on the
+GPU, but compiles what is not compiled yet. All graphs share one pool of memory, since no two run at once.
+Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
 """
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.kernels.decode_linear.tuning import BUCKETS
 from ridgeline.kernels.step_inputs import gather
 from ridgeline.nn.build import Model
 from ridgeline.runner.choose import Chooser
@@ -25,15 +26,13 @@ from ridgeline.runner.rows import Rows
 
 _log = logging.getLogger(__name__)
 FIELDS = 4  # of a place: runner row, position, token, reach
-_FIRST = (1, 8, 32, 128)  # sizes that are recorded before the others, with the largest
-_PADDED = 2  # a larger graph serves while a size's own is not there, up to so many times the size
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Ascending sizes up to max_rows: close together where a row costs little beside reading the weights."""
-    steps = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, 256, 32), *range(256, 512, 64)]
-    steps += range(512, max_rows, 128)
-    return (*(size for size in steps if size < max_rows), max_rows)
+    """Ascending sizes up to max_rows: the rows that the kernels' tiles are made for, and close together where
+    a row costs a product's share. Every size costs a start its recording."""
+    steps = (1, *BUCKETS[1:-1], 8, *range(192, 512, 64), *range(512, max_rows, 128))
+    return (*sorted(size for size in steps if size < max_rows), max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,7 @@ class DecodeGraphs:
         self._ready: dict[int, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(self._device)
-        soon = {*_FIRST, max_rows}
-        self._order = sorted(self._sizes, key=lambda size: (size not in soon, size))
+        self._full = False  # there was no memory for one more
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
@@ -72,7 +70,7 @@ class DecodeGraphs:
         """One step. staged: pinned int32 [FIELDS * max_rows] that nobody writes until the step is over.
         tokens below 0 stand for the row's last one."""
         num = len(rows)
-        size = self._size(num)
+        size = self._sizes[bisect_left(self._sizes, num)]
         staged = staged[: FIELDS * size]
         fields = staged.numpy().reshape(FIELDS, size)
         fields[0, :num], fields[1, :num], fields[2, :num], fields[3, :num] = rows, positions, tokens, reach
@@ -85,26 +83,20 @@ class DecodeGraphs:
             return decoded
         with torch.inference_mode():
             decoded = self._step(size)
-        if self._order:
-            self._record(size)
+        self._record(size)
         return decoded
 
-    def record_next(self) -> bool:
-        """Record one size more; False when there is none left to record."""
-        missing = next((size for size in self._order if size not in self._ready), None)
-        if missing is not None:
-            self._record(missing)
-        return missing is not None
-
-    def _size(self, num: int) -> int:
-        """The smallest recorded size for so many rows; where none is close, the smallest there is."""
-        first = bisect_left(self._sizes, num)
-        recorded = (size for size in self._sizes[first:] if size in self._ready)
-        size = next(recorded, None)
-        return self._sizes[first] if size is None or size > _PADDED * self._sizes[first] else size
+    def record_all(self) -> None:
+        """Record every size anew."""
+        self._ready.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # a pool ends with its last graph
+        for size in self._sizes:
+            self._record(size)
 
     def _record(self, size: int) -> None:
         """Make a size's graph. Where memory does not suffice, no more are made: steps go on without."""
+        if self._full:
+            return
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.inference_mode(), torch.cuda.stream(self._side):
@@ -114,7 +106,7 @@ class DecodeGraphs:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
-            self._order = []
+            self._full = True
             _log.warning("%d of %d decode graphs: %s", len(self._ready), len(self._sizes), error)
         else:
             self._ready[size] = graph, decoded

@@ -1,4 +1,5 @@
-"""The attention block on a GPU: decodes through the split-KV kernel, prompt chunks through torch's attention.
+"""The attention block on a GPU: decodes through the split-KV kernel, prompt chunks through the paged kernel
+or a library's.
 
 Owns how a page lies there: [2 (key, value), G, tokens_per_page, D], which the decode kernel reads fastest.
 What decodes run depends on nothing on the host, so that a CUDA graph can hold it. Knows no weight format.
@@ -9,16 +10,16 @@ Legend: T tokens, S decode rows, H hidden, M query heads, G KV heads, D head wid
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ridgeline.blocks.attention.chunks import Chunks, attend_chunks, plan_chunks
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
 from ridgeline.kernels.decode_attention import DecodeAttention, Plan, Rows, unfit_heads
 from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.prefill_attention import Chunk, PrefillAttention
+from ridgeline.kernels.prefill_attention import Plan as ChunkPlan
 from ridgeline.kernels.rotate_write import rotate_write
 
 
@@ -34,7 +35,7 @@ class GpuShared:
     """Once a step for all layers of a share key: the decodes' plan, and what the chunks after them need."""
 
     decodes: Plan | None
-    chunks: Chunks | None
+    chunks: ChunkPlan | None
     cos_TR: Tensor
     sin_TR: Tensor
     slots_T: Tensor
@@ -51,6 +52,8 @@ class GpuAttention:
         self._out = parts.linear_add("out", "post_norm" if spec.post_norm else None, spec.norm_eps)
         self._rotation = Rotation(spec.rope, gpu.device, kernel=True)
         self._attend = DecodeAttention(gpu, max_rows=gpu.max_rows, max_kv_heads=spec.num_kv_heads)
+        self._attend_chunks = PrefillAttention(gpu)
+        self._dtype = parts.tensor("norm.weight").dtype
         self._q_norm = parts.tensor("q_norm.weight") if spec.qk_norm else None
         self._k_norm = parts.tensor("k_norm.weight") if spec.qk_norm else None
 
@@ -88,7 +91,15 @@ class GpuAttention:
                 rows, self._keys, self._values, num_heads=spec.num_heads, window=spec.window_tokens
             )
         if first < step.num_tokens:
-            chunks = plan_chunks(step, group, self._keys.shape[1], spec.window_tokens)
+            chunks = self._attend_chunks.plan(
+                _chunks(step),
+                group.table_SP[first:],
+                self._keys,
+                self._values,
+                num_heads=spec.num_heads,
+                dtype=self._dtype,
+                window=spec.window_tokens,
+            )
         return GpuShared(
             decodes=plan,
             chunks=chunks,
@@ -99,26 +110,33 @@ class GpuAttention:
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, GpuShared)
-        first = step.num_decodes
-        qkv_TE, parts = self._qkv(x_TH, first), []
+        first, spec = step.num_decodes, self._spec
+        qkv_TE, out_TE = self._qkv(x_TH, first), None
+        if shared.decodes is not None and shared.chunks is not None:
+            out_TE = qkv_TE.new_empty(len(qkv_TE), spec.num_heads * spec.head_dim)
         if shared.decodes is not None:
-            parts.append(
-                self._attend(
-                    qkv_TE[:first],
-                    self._keys,
-                    self._values,
-                    shared.decodes,
-                    scale=self._spec.scale,
-                    q_norm=self._q_norm,
-                    k_norm=self._k_norm,
-                    eps=self._spec.norm_eps,
-                )
+            decoded_SE = self._attend(
+                qkv_TE[:first],
+                self._keys,
+                self._values,
+                shared.decodes,
+                scale=spec.scale,
+                q_norm=self._q_norm,
+                k_norm=self._k_norm,
+                eps=spec.norm_eps,
+                out_SE=None if out_TE is None else out_TE[:first],
             )
-        if shared.chunks is not None:
-            parts.append(self._chunks(qkv_TE[first:], shared, shared.chunks))
-        return self._out(parts[0] if len(parts) == 1 else torch.cat(parts), x_TH, first)
+            if shared.chunks is None:
+                return self._out(decoded_SE, x_TH, first)
+        assert shared.chunks is not None
+        chunks_TE = self._chunks(
+            qkv_TE[first:], shared, shared.chunks, None if out_TE is None else out_TE[first:]
+        )
+        return self._out(chunks_TE if out_TE is None else out_TE, x_TH, first)
 
-    def _chunks(self, qkv_TE: Tensor, shared: GpuShared, chunks: Chunks) -> Tensor:
+    def _chunks(
+        self, qkv_TE: Tensor, shared: GpuShared, plan: ChunkPlan, out_TE: Tensor | None
+    ) -> Tensor:
         spec = self._spec
         rotate_write(
             qkv_TE,
@@ -132,12 +150,22 @@ class GpuAttention:
             k_norm=self._k_norm,
             eps=spec.norm_eps,
         )
-        return attend_chunks(
+        return self._attend_chunks(
             qkv_TE.unflatten(1, (-1, spec.head_dim)),
             self._keys,
             self._values,
-            chunks,
-            num_heads=spec.num_heads,
+            plan,
             scale=spec.scale,
-            window=spec.window_tokens,
+            out_TE=out_TE,
         )
+
+
+def _chunks(step: Step) -> list[Chunk]:
+    """The rows after the decodes, by their place among the tokens after those."""
+    rows = slice(step.num_decodes, None)
+    starts, counts = step.starts[rows].tolist(), step.counts[rows]
+    firsts = (counts.cumsum() - counts).tolist()
+    return [
+        Chunk(first=first, start=start, count=count)
+        for first, start, count in zip(firsts, starts, counts.tolist(), strict=True)
+    ]

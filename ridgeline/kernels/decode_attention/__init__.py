@@ -24,6 +24,7 @@ _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES = 220 << 10
 _MERGED_AT_ONCE = 4
+_PLANNED_ROWS = 512  # one kernel plans up to so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,19 +152,20 @@ class DecodeAttention:
         total = torch.empty(1, dtype=torch.int32, device=rows.lens_S.device)
         skip_S = rows.lens_S if shared is None else shared.skip_S
         plan_kernel[(num_rows,)](rows.lens_S, skip_S, work, total, num_rows,
-                                 _NO_WINDOW if window is None else window, tile.piece, _power(num_rows),
-                                 shared is not None, num_warps=1)
+                                 _NO_WINDOW if window is None else window, tile.piece,
+                                 _power(max(num_rows, _PLANNED_ROWS)), shared is not None, num_warps=1)
         return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
                     max_pieces=most, work=work, total=total, shared=shared)
 
     def __call__(self, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
                  q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
-                 sinks_M: Tensor | None = None, early: bool = True) -> Tensor:
+                 sinks_M: Tensor | None = None, early: bool = True, out_SE: Tensor | None = None) -> Tensor:
         """[S, M * D] in qkv's dtype; rows of length 0 are left unwritten. Writes the new keys and values.
 
         qkv_SE: M query, G key and G value heads of D, before norm and rotation. Keys that a row does not see
         may hold anything, NaN included. sinks_M: a score for each head that takes weight and gives no value.
-        early: under PDL, let the next kernel start at once.
+        early: under PDL, let the next kernel start at once. out_SE: where the result goes, None for new
+        memory.
         """
         from ridgeline.kernels.decode_attention.triton import decode_kernel
 
@@ -174,7 +176,8 @@ class DecodeAttention:
         held = items * num_heads if plan.max_pieces > 1 else 1
         part_o = torch.empty(held * width, dtype=torch.float32, device=qkv_SE.device)
         part_ml = torch.empty(held * 2, dtype=torch.float32, device=qkv_SE.device)
-        out_SE = torch.empty(num_rows, num_heads * dim, dtype=qkv_SE.dtype, device=qkv_SE.device)
+        if out_SE is None:
+            out_SE = torch.empty(num_rows, num_heads * dim, dtype=qkv_SE.dtype, device=qkv_SE.device)
         pdl = (2 if early else 1) if self._gpu.programmatic else 0
         if plan.shared is not None:
             self._shared(plan.shared, qkv_SE, keys_NPGD, values_NPGD, plan, scale, q_norm, eps, part_o,

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def plan_kernel(lens_ptr, skip_ptr, work_ptr, total_ptr, num_rows, window, C: tl.constexpr,
                 BR: tl.constexpr, SHARED: tl.constexpr):
     """One program a row, BR >= num_rows. work[i] = (row, first token, end, pieces of the row) in order of

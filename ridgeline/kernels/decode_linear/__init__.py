@@ -24,7 +24,8 @@ class Call:
 
     x_MK: rows of stride 1. weight: contiguous, [N, K], or [2 N, K] when gated: gate's rows, then up's, and f
     is silu(gate) * up. norm_K, eps: an RMS norm of x. bias: one entry a row of weight. residual_MN: rows of
-    stride 1. out_MN: where the result goes, in its dtype; None for new memory in the residual's or x's.
+    stride 1. out_MN: where the result goes, in its dtype, which may be the residual itself; None for new
+    memory in the residual's or x's.
     """
 
     x_MK: Tensor
@@ -107,6 +108,8 @@ class DecodeLinears:
             x_MK = torch.nn.functional.rms_norm(x_MK, x_MK.shape[-1:], call.norm_K, call.eps)
         if call.gated:
             return self._gate(torch.mm(x_MK, weight_KN), call)
+        if call.residual_MN is not None and out_MN is call.residual_MN:
+            return call.residual_MN.addmm_(x_MK, weight_KN)
         if call.residual_MN is not None:
             made = torch.addmm(call.residual_MN, x_MK, weight_KN)
             return made if out_MN is None else out_MN.copy_(made)

@@ -131,7 +131,7 @@ def gemv_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, N, eps,
             1, N, N, N, eps, K, NORM, GATED, ADD, BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, eps,
                stride_x, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
@@ -181,7 +181,7 @@ def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_p
                 BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def tma_kernel(x_desc, w_desc, out_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
                TM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,

@@ -21,6 +21,7 @@ from ridgeline.kernels.gpu import Gpu
 MAX_DIM = 256
 MAX_GROUP = 64
 PAGED, LIBRARY = "paged", "library"
+LIBRARY_DIM = 128  # the widest head that cuDNN takes on every GPU
 LIBRARY_TOKENS = 2048  # from here on a chunk of a head of 128 is faster in cuDNN (measured on an H200)
 _LOG2E = 1.4426950408889634
 _NO_WINDOW = 1 << 30
@@ -94,7 +95,7 @@ def tile_for(num_tokens: int, dim: int, kv_bytes: int) -> Tile:
         return Tile(heads=128, tokens=32, warps=8, stages=2)
     if kv_bytes == 1 and num_tokens >= LIBRARY_TOKENS:
         return Tile(heads=256, tokens=64, warps=8, stages=2)
-    return Tile(heads=64, tokens=64, warps=4, stages=2)
+    return Tile(heads=64, tokens=64, warps=4, stages=3)
 
 
 def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int) -> str:
@@ -128,8 +129,9 @@ class PrefillAttention:
             raise ConfigError(f"no prefill attention kernel: {reason}")
         groups, dim = keys_NPGD.shape[2:]
         tile = tile or tile_for(sum(c.count for c in chunks), dim, keys_NPGD.element_size())
+        library = not self._gpu.interpret and dim <= LIBRARY_DIM and torch.backends.cudnn.is_available()
         choices = tuple(choose(chunk, dtype=dtype, cache_dtype=keys_NPGD.dtype, window=window, sinks=sinks,
-                               library=not self._gpu.interpret) for chunk in chunks)
+                               library=library) for chunk in chunks)
         per_item = tile.heads // (num_heads // groups)
         work = [(row, begin) for row, (chunk, choice) in enumerate(zip(chunks, choices, strict=True))
                 if choice.path == PAGED for begin in range(0, chunk.count, per_item)]
@@ -143,13 +145,17 @@ class PrefillAttention:
                     num_heads=num_heads, chunks_S3=there[:at].view(-1, 3), work=there[at:].view(-1, 2))
 
     def __call__(self, qkv_TND: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
-                 sinks_M: Tensor | None = None) -> Tensor:
+                 sinks_M: Tensor | None = None, out_TE: Tensor | None = None) -> Tensor:
         """[T, M * D] in qkv's dtype, contiguous; tokens of no chunk are left unwritten. qkv: M query, G key
         and G value heads, normed and turned; its keys and values lie in their pages too. Keys that no token
         sees may hold anything, NaN included. sinks_M: a score for each head that takes weight and gives no
-        value."""
+        value. out_TE: where the result goes, None for new memory."""
         num_tokens, _, dim = qkv_TND.shape
-        out_TE = torch.empty(num_tokens, plan.num_heads * dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
+        if out_TE is None and [choice.path for choice in plan.choices] == [LIBRARY]:
+            return _by_library(qkv_TND, plan.num_heads, scale)
+        if out_TE is None:
+            out_TE = torch.empty(num_tokens, plan.num_heads * dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
+        assert out_TE.is_contiguous()
         for chunk, choice in zip(plan.chunks, plan.choices, strict=True):
             if choice.path == LIBRARY:
                 part = slice(chunk.first, chunk.first + chunk.count)
