@@ -44,7 +44,8 @@ def attention(rows: int, dim: int, folder: Path, pdl: int) -> Compiled:
 
     tile = tile_for(rows, 8192, num_heads=32, kv_heads=8, dim=dim, kv_bytes=2)
     constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=tile.piece,
-                     BT=tile.tokens, NP=4, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl, INTERPRET=False)
+                     BT=tile.tokens, NP=4, GN=2, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl,
+                     INTERPRET=False)
     return compile_for_hopper(decode_kernel, folder, constants=constants, descriptors={},
                               num_warps=tile.warps,
                               num_stages=tile.stages, launch_pdl=pdl > 0)

@@ -23,7 +23,7 @@ CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES = 220 << 10
-_MERGED_AT_ONCE = 4
+_MERGED_NUMBERS = 8  # a thread's, for each warp that there is, of the pieces that are merged at once
 _PLANNED_ROWS = 512  # one kernel plans up to so many
 
 
@@ -191,9 +191,9 @@ class DecodeAttention:
             self._v_scale, torch.finfo(keys_NPGD.dtype).max,
             _NO_WINDOW if plan.window is None else plan.window, eps, plan.max_pieces, kv_heads, group,
             max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.piece,
-            tile.tokens,
-            _MERGED_AT_ONCE, q_norm is not None, sinks_M is not None, plan.window is not None, pdl,
-            self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages, **self._gpu.launch_options())
+            tile.tokens, *_merged(tile, plan.max_pieces, group, width), q_norm is not None,
+            sinks_M is not None, plan.window is not None, pdl, self._gpu.interpret, num_warps=tile.warps,
+            num_stages=tile.stages, **self._gpu.launch_options())
         return out_SE
 
     def _shared(self, shared: Shared, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan,
@@ -211,6 +211,13 @@ class DecodeAttention:
             shared.num_heads, tile_heads(shared), dim, _power(dim), rows.cos_SR.shape[1], plan.page_tokens,
             tile.piece, tile.tokens, q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
             num_warps=8, num_stages=2, **self._gpu.launch_options())
+
+
+def _merged(tile: Tile, max_pieces: int, group: int, width: int) -> tuple[int, int]:
+    """(pieces, query heads) that are merged at once: all heads with as many pieces as registers hold."""
+    room = _MERGED_NUMBERS * tile.warps * 32 * tile.warps // width
+    heads = min(_power(group), max(1, room // 4))
+    return max(1, min(_power(max_pieces), room // heads)), heads
 
 
 def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:

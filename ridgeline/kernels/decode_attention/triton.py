@@ -96,45 +96,44 @@ def _with_sink(m, l, sink):
 
 
 @triton.jit
-def _merge_head(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G: tl.constexpr,
-                D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
-    """Sum one query head's pieces, NP at a time. first: the slot of piece 0; out_ptr: where the head goes."""
+def _merge_heads(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, g_ok, G: tl.constexpr,
+                 GN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
+    """Sum the pieces of GN query heads g, NP at a time. first: the slot of piece 0; out_ptr: where head 0
+    goes."""
     n = tl.arange(0, NP)
     d = tl.arange(0, DP)
-    m = -1e30
-    l = 0.0
-    acc = tl.zeros((DP,), tl.float32)
+    m = tl.full((GN,), -1e30, tl.float32)
+    l = tl.zeros((GN,), tl.float32)
+    acc = tl.zeros((GN, DP), tl.float32)
     for p0 in range(0, pieces, NP):
-        ok = p0 + n < pieces
-        at = (first + p0 + n) * G + g
-        m_p = tl.load(part_ml + at * 2, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        ok = (p0 + n < pieces)[None, :] & g_ok[:, None]
+        at = (first + p0 + n)[None, :] * G + g[:, None]
+        m_p = tl.load(part_ml + at * 2, mask=ok, other=-1e30, cache_modifier=".cg")
         l_p = tl.load(part_ml + at * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
-        o_p = tl.load(part_o + at[:, None] * DP + d[None, :], mask=ok[:, None], other=0.0,
+        o_p = tl.load(part_o + at[:, :, None] * DP + d[None, None, :], mask=ok[:, :, None], other=0.0,
                       cache_modifier=".cg")
-        m_new = tl.maximum(m, tl.max(m_p, 0))
-        weight = tl.exp2(m_p - m_new)
+        m_new = tl.maximum(m, tl.max(m_p, 1))
+        weight = tl.exp2(m_p - m_new[:, None])
         shrink = tl.exp2(m - m_new)
-        l = l * shrink + tl.sum(l_p * weight, 0)
-        acc = acc * shrink + tl.sum(o_p * weight[:, None], 0)
+        l = l * shrink + tl.sum(l_p * weight, 1)
+        acc = acc * shrink[:, None] + tl.sum(o_p * weight[:, :, None], 1)
         m = m_new
     if SINK:
-        l, shrink = _with_sink(m, l, tl.load(sink_ptr + g).to(tl.float32) * LOG2E)
-        acc = acc * shrink
-    tl.store(out_ptr + d, (acc * v_scale / tl.maximum(l, 1e-30)).to(out_ptr.dtype.element_ty), mask=d < D)
+        l, shrink = _with_sink(m, l, tl.load(sink_ptr + g, mask=g_ok, other=-1e30).to(tl.float32) * LOG2E)
+        acc = acc * shrink[:, None]
+    o = acc * v_scale / tl.maximum(l, 1e-30)[:, None]
+    tl.store(out_ptr + g[:, None] * D + d[None, :], o.to(out_ptr.dtype.element_ty),
+             mask=g_ok[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, G: tl.constexpr, D: tl.constexpr,
-           DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
-    """Every query head of a KV head; few of them side by side, many in a loop that compiles once."""
-    if G <= 8:
-        for g in tl.static_range(G):
-            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G, D, DP, NP,
-                        SINK)
-    else:
-        for g in range(G):
-            _merge_head(out_ptr + g * D, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, G, D, DP, NP,
-                        SINK)
+def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, G: tl.constexpr, GN: tl.constexpr,
+           D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
+    """Every query head of a KV head, GN at once."""
+    for g0 in range(0, G, GN):
+        g = g0 + tl.arange(0, GN)
+        _merge_heads(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, g < G, G, GN, D, DP, NP,
+                     SINK)
 
 
 @triton.jit
@@ -202,8 +201,8 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
                   eps, max_pieces,
                   HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
                   R: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, NP: tl.constexpr,
-                  QK_NORM: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
-                  INTERPRET: tl.constexpr):
+                  GN: tl.constexpr, QK_NORM: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr,
+                  PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """qk-norm, rotation, the write of the new key and value, and attention over all keys.
 
     The piece with the row's last position writes the new token and then reads it back, so nobody waits for
@@ -260,7 +259,7 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
             tl.debug_barrier()
             if tl.atomic_add(lock_ptr + slot, 1, sem="acq_rel") == pieces - 1:
                 tl.store(lock_ptr + slot, 0)
-                _merge(out, part_o, part_ml, sinks, v_scale, first, pieces, G, D, DP, NP, SINK)
+                _merge(out, part_o, part_ml, sinks, v_scale, first, pieces, G, GN, D, DP, NP, SINK)
         row, start, stop, pieces, length = _item(work_ptr, lens_ptr, item + tl.num_programs(0), total, HKV)
     if PDL == 1:
         gdc_launch_dependents()
