@@ -71,7 +71,7 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
     ("tensor-parallel", {"step": 2}, "collectives", "S76", 0),
     ("tensor-parallel", {"step": 2}, "payload", "S75", 0),
     ("tensor-parallel", {"step": 5}, "copies", "S77", 0),
-    ("schedulers", {}, "static", "S56", 0),
+    ("schedulers", {}, "static", "S56", 0), ("schedulers", {"step": 2}, "gap", "S57", 0),
     ("photograph", {"step": 9}, "elapsed", "S52", 0), ("photograph", {"step": 5}, "flops", "S49", 0),
     ("experts", {"batch": 1}, "distinct", "S47", 0), ("experts", {}, "distinct", "S47", 1),
     ("experts", {"batch": 16}, "distinct", "S47", 2),
@@ -157,3 +157,11 @@ def test_the_index_has_no_twins_and_every_number_its_source() -> None:
         steps = [control for control in lab.controls if control.key == "step"]
         assert bool(steps) == bool(result.num_steps)
         assert all(control.high == result.num_steps for control in steps)
+
+
+@pytest.mark.soak
+@EVERY_LAB
+def test_every_model_and_device_of_a_menu(lab: Lab) -> None:
+    for control in lab.controls:
+        for value in control.choices:
+            check(lab, {**lab.state({}), control.key: value})

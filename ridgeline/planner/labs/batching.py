@@ -61,7 +61,7 @@ def _compute(values: Values) -> Result:
              "cache and the memory usually come first.",
              "Below B_cross another request is nearly free; above it, it lengthens everybody's step.",
              f"Bounds alone: no scheduling, no preemption; bf16 weights and {gb(space)} of workspace.",
-             case.memory_note())
+             *case.notes())
     bar = Bar(key="memory", title=f"Each {device.name} at B_max", total=case.memory_bytes,
               parts=(("weights", bare), ("KV cache", most * sequence), ("workspace", space)))
     return Result(numbers=numbers, charts=charts, bars=(bar,), notes=notes)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
 from ridgeline.planner.labs.parts import (
     ASSUMED,
@@ -49,6 +50,10 @@ def _compute(values: Values) -> Result:
                case.resident(context, space), "sequences",
                "floor((memory - weights - workspace) / KV per sequence)",
                f"{free} - {gb(space)}) / {gb(sequence)}"),
+        number("max_concurrency_exact", "The same, windows and scales as they are",
+               closed.max_sequences(case.memory_bytes, case.exact_weights_bytes(),
+                                    case.exact_sequence_bytes(context), space), "sequences",
+               "floor((memory - weights - workspace) / KV per sequence)", "", "exact"),
         number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
                f"{batch} * {gb(sequence)}"),
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
@@ -61,7 +66,7 @@ def _compute(values: Values) -> Result:
     notes = ["Capacity alone: no allocator overhead and no fragmentation. Pages waste at most one part of a "
              "block a sequence; a few percent on top of the formula are usual.",
              "Weight precision changes the weights and not the cache; cache precision the cache alone.",
-             case.memory_note()]
+             *case.notes()]
     if used > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
     bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,

@@ -42,7 +42,7 @@ def _context(values: Values) -> Result:
                            for line in one.residents(name, _CONTEXTS, space))))
     return Result(numbers=numbers, charts=charts, num_steps=len(_CONTEXTS), notes=(
         "The cache is linear in every factor: no regime makes it harmless.",
-        "Capacity usually caps the batch before bandwidth does.", case.memory_note()))
+        "Capacity usually caps the batch before bandwidth does.", *case.notes()))
 
 
 def _heads(values: Values) -> Result:
@@ -144,7 +144,7 @@ def _ledger(values: Values) -> Result:
     return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
-        "position's logprobs were asked for.", case.memory_note()))
+        "position's logprobs were asked for.", *case.notes()))
 
 
 MEMORY: tuple[Lab, ...] = (

@@ -224,10 +224,13 @@ class Case:
         """(experts, chosen) -> layers."""
         return _account(self.model, self.weights, 0.0).layers_by_router()
 
-    def memory_note(self) -> str:
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the device, and of a model whose nominal reading is far from the exact one."""
         usable = self.device.usable_bytes
         driver = f"{usable / 1e9:.4g} GB by its driver" if usable else "its driver's figure is not known here"
-        return f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}."
+        return (f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}.",
+                *(["The nominal reading counts every expert as read and computed: look at the exact one."]
+                  if self.routers() else []))
 
 
 def gb(num_bytes: float) -> str:

@@ -27,7 +27,7 @@ def _notes(case: Case, needed: float) -> tuple[str, ...]:
         f"prompt runs at an assumed {ASSUMED.prefill:.0%} of the dense peak, and a collective takes an "
         f"assumed {ASSUMED.collective_s * 1e6:g} us, two a layer.",
         "TPOT is taken at the mean context of an answer, prompt + output / 2; TTFT is of one prompt alone, "
-        "and of the last where a whole batch arrives at once.", case.memory_note()]
+        "and of the last where a whole batch arrives at once.", *case.notes()]
     if needed > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(needed - case.memory_bytes)} too much on each device.")
     if case.ways > case.shape.num_kv_heads:
