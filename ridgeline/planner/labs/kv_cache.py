@@ -4,21 +4,8 @@ from dataclasses import replace
 
 from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
-from ridgeline.planner.labs.parts import (
-    ASSUMED,
-    BATCH,
-    CACHE,
-    CONTEXT,
-    DEVICE,
-    MODEL,
-    WEIGHTS,
-    Case,
-    Values,
-    gb,
-    number,
-    spread,
-    whole,
-)
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, gb, number, spread, whole
 
 
 def _compute(values: Values) -> Result:
@@ -77,6 +64,6 @@ def _compute(values: Values) -> Result:
 KV_CACHE = Lab(
     key="kv-cache", title="KV cache calculator",
     lead="What a context, a number of users and a precision take of a device's memory, and how many fit.",
-    controls=(MODEL, CONTEXT, replace(BATCH, label="Concurrent sequences", default=8), CACHE, WEIGHTS,
-              DEVICE),
+    controls=(parts.MODEL, parts.CONTEXT, replace(parts.BATCH, label="Concurrent sequences", default=8),
+              parts.CACHE, parts.WEIGHTS, parts.DEVICE),
     compute=_compute)

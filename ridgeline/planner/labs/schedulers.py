@@ -128,6 +128,7 @@ def _step(running: list[_Slot], chunk: int | None, now: float, costs: Costs) -> 
         reading.read += take
         if reading.read == reading.request.prompt:
             decodes.append(reading)
+    seconds = max(seconds, costs.step(1, 0))  # a chunk reads the weights too
     for one in decodes:
         one.times.append(now + seconds)
     return seconds

@@ -2,23 +2,8 @@
 
 from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Number, Result
-from ridgeline.planner.labs.parts import (
-    ASSUMED,
-    BATCH,
-    CACHE,
-    DEVICE,
-    MODEL,
-    TP,
-    WEIGHTS,
-    Case,
-    Values,
-    curve,
-    gb,
-    number,
-    slider,
-    spread,
-    whole,
-)
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, slider, spread, whole
 
 
 def _notes(case: Case, needed: float) -> tuple[str, ...]:
@@ -110,7 +95,7 @@ def _compute(values: Values) -> Result:
 SERVING = Lab(
     key="serving", title="Serving planner",
     lead="Whether a deployment fits, how long the first token takes, and every one after it.",
-    controls=(MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
-              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), BATCH, TP, WEIGHTS,
-              CACHE, DEVICE),
+    controls=(parts.MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
+              parts.TP, parts.WEIGHTS, parts.CACHE, parts.DEVICE),
     compute=_compute)
