@@ -25,7 +25,7 @@ def _context(values: Values) -> Result:
         number("context", "Context", context, "tokens"),
         number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
                f"{context} * {case.sequence_bytes(1):g} B", "nominal"),
-        number("kv_per_sequence_exact", "The same, windows and states as they are",
+        number("kv_per_sequence", "The same, windows and states as they are",
                case.exact_sequence_bytes(context), "bytes", "sum of what each layer keeps", "", "exact"),
         number("against_weights", "Against the weights", sequence / case.weight_bytes, "", "KV / weights",
                f"{gb(sequence)} / {gb(case.weight_bytes)}", "nominal"),

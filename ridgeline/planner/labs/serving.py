@@ -42,7 +42,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
         number("ttft", "TTFT, one prompt", ttft, "s",
                "(2PN + 2LN^2d) / (n * peak * share) [+ widening] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
-        number("ttft_exact", "TTFT, one prompt, its last position projected",
+        number("ttft", "TTFT, one prompt, its last position projected",
                case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
                f"{prompt} tokens at {ASSUMED.prefill:.0%} of the peak", "exact"),
         number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
@@ -50,7 +50,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
         number("tpot", "TPOT", tpot, "s", "(weights + B * KV) / (n * bandwidth) + 2L * collective",
                f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
                f"context of {mean:g}", "nominal"),
-        number("tpot_exact", "TPOT, what is really read and computed", exact, "s",
+        number("tpot", "TPOT, what is really read and computed", exact, "s",
                "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
         number("tpot_estimate", "TPOT, estimate", exact / ASSUMED.bandwidth, "s", "exact floor / efficiency",
                f"{exact:.4g} s / {ASSUMED.bandwidth:g} (assumed)", "exact"),
