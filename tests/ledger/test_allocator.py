@@ -8,9 +8,13 @@ import pytest
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes
+from ridgeline.models.families import FAMILIES, model_spec
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import LayerSpec
+from tests.features import each_running
 from tests.ledger.shapes import shape
+from tests.oracle.cases import CASES
+from tests.oracle.reference import reference_config
 
 
 @pytest.mark.parametrize("num_tokens", [1, 1000, 4096])
@@ -29,6 +33,22 @@ def test_a_sequence_takes_the_pages_that_were_planned(name: str, num_tokens: int
     windows = {group.window_tokens for group in layout.groups}
     if windows == {None}:
         assert held == reserved_cache_bytes(layout, num_tokens)
+
+
+@pytest.mark.parametrize("family", each_running(FAMILIES, "cache as planned"))
+def test_every_family_takes_what_was_planned(family: str) -> None:
+    """Three lengths, within and beyond the windows, which lie on a page more or less."""
+    spec = model_spec(reference_config(family, **CASES[family][1]).to_dict())
+    layout = plan_layout(spec.cache(2), block_tokens=8)
+    windowed = sum(group.window_tokens is not None for group in layout.groups)
+    for num_tokens in (1, 50, 300):
+        manager, tokens = KVManager(layout, num_pages=2000), list(range(num_tokens))
+        manager.open(1, tokens)
+        for end in (*range(8, num_tokens, 8), num_tokens):
+            assert manager.reserve(1, end)
+            manager.commit(1, end, tokens)
+        planned = reserved_cache_bytes(layout, num_tokens) // layout.page_bytes
+        assert planned - windowed <= manager.num_used_pages <= planned
 
 
 @pytest.mark.parametrize("num_tokens", [1, 1000, 4096])

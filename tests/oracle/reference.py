@@ -3,10 +3,12 @@
 Weights are redrawn, because the default ones (std 0.02, zero biases) hide most mistakes.
 """
 
+import copy
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +17,16 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tests.oracle.cases import REFERENCES
 
 HIDDEN, INNER, VOCAB = 64, 128, 256
 
 
-def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel:
-    """A two-layer random float32 model of a transformers class, eager attention."""
-    kind = getattr(transformers, name)
+def reference_config(family: str, **fields: object) -> transformers.PreTrainedConfig:
+    """A small config of a family's class in transformers; of two layers where the fields do not say."""
+    kind = getattr(transformers, f"{REFERENCES[family]}ForCausalLM").config_class
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
@@ -33,11 +38,16 @@ def reference_model(name: str, **fields: object) -> transformers.PreTrainedModel
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    torch.manual_seed(0)
-    default = kind.config_class()
-    known = {key: value for key, value in sizes.items() if hasattr(default, key)}
-    config = kind.config_class(**(known | fields))
+    default = kind()
+    return kind(**({key: value for key, value in sizes.items() if hasattr(default, key)} | fields))
+
+
+def reference_model(family: str, **fields: object) -> transformers.PreTrainedModel:
+    """A random float32 model with such a config, eager attention."""
+    config = reference_config(family, **fields)
     config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    kind = getattr(transformers, f"{REFERENCES[family]}ForCausalLM")
     model = kind(config).eval().float()
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -65,6 +75,25 @@ def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> Ten
         # Gemma 4 drops positions unless asked for hidden states, and fails at that without per-layer inputs
         return model(input_ids=tokens, **places, use_cache=False,
                      output_hidden_states=model.config.model_type == "gemma4_text").logits[0]
+
+
+class _Wide(TorchFunctionMode):
+    """Every float32 that is asked for is a float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
+def exact_logits(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
+    """Those of `reference_logits` in float64 throughout."""
+    with _Wide():
+        found = reference_logits(copy.deepcopy(model).double(), ids)
+    assert found.dtype == torch.float64
+    return found
 
 
 def old_spelling(folder: Path) -> None:

@@ -7,16 +7,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from tests.oracle.cases import GQA, TOLERANCE, YARN, scaled
+from tests.oracle.oracles import text
 from tests.oracle.ours import Ours
 from tests.oracle.reference import HIDDEN, reference_logits, reference_model
-from tests.oracle.test_families import GQA, TOLERANCE, YARN, scaled, text
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
     """Protects: the order of the halves of a byte, the scales' bias, and the rows of gate and up."""
-    torch.set_num_threads(1)
     model = reference_model(
-        "GptOssForCausalLM", **GQA, head_dim=16, intermediate_size=96, num_local_experts=4, sliding_window=16,
+        "gpt_oss", **GQA, head_dim=16, intermediate_size=96, num_local_experts=4, sliding_window=16,
         num_experts_per_tok=2, **scaled("yarn", **YARN, truncate=False))
     model.save_pretrained(tmp_path)
     state, random = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(3)

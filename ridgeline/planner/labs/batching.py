@@ -39,7 +39,7 @@ def _compute(values: Values) -> Result:
                "bandwidth / KV, one device's part", f"{device.bytes_per_s:.4g} / {sequence:.4g}", "nominal"),
         number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
                f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
-        number("step_exact", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
+        number("step", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
                "sum of lines' max(bytes, FLOPs) times", f"at B = {max(most, 1)}", "exact"))
     batches, lengths = spread(1, 4096), spread(512, 131072)
     places = {"B*": star, "B_cross": cross, "B_max": most}
@@ -61,7 +61,7 @@ def _compute(values: Values) -> Result:
              "cache and the memory usually come first.",
              "Below B_cross another request is nearly free; above it, it lengthens everybody's step.",
              f"Bounds alone: no scheduling, no preemption; bf16 weights and {gb(space)} of workspace.",
-             case.memory_note())
+             *case.notes())
     bar = Bar(key="memory", title=f"Each {device.name} at B_max", total=case.memory_bytes,
               parts=(("weights", bare), ("KV cache", most * sequence), ("workspace", space)))
     return Result(numbers=numbers, charts=charts, bars=(bar,), notes=notes)

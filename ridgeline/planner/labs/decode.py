@@ -30,7 +30,7 @@ def _wall(values: Values) -> Result:
                "bandwidth / (s_w P)", "", "nominal"),
         number("empty_step", f"Step of {case.model}, empty cache", empty, "s", "s_w P / bandwidth",
                f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "nominal"),
-        number("empty_exact", "The same, what is really read", case.exact_s(1, 0), "s",
+        number("empty_step", "The same, what is really read", case.exact_s(1, 0), "s",
                "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
         number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
@@ -38,7 +38,7 @@ def _wall(values: Values) -> Result:
         number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth", f"N = {context}",
                "nominal"),
         number("slower", "Slower than with an empty cache", step / empty, "", "step / step", "", "nominal"),
-        number("implied", "Bandwidth that the quoted rate implies", implied, "B/s",
+        number("implied", "Bandwidth that the quoted rate implies", implied, "bytes/s",
                "quoted tok/s * weights", f"{claimed:g} * {gb(case.weight_bytes)}", "nominal"),
         number("implied_share", "Of the device's", implied / beta, "", "implied / bandwidth"))
     sizes, lengths = spread(0.5e9, 500e9), spread(512, 131072)
@@ -108,7 +108,7 @@ def _quantization(values: Values) -> Result:
     numbers = (
         number("edit", "Edit", names[at]),
         number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
-        number("decode_exact", "Decode step, scales read and tables in bf16",
+        number("decode", "Decode step, scales read and tables in bf16",
                case.exact_s(batch, context - 1), "s", "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
         number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ widening]", "",

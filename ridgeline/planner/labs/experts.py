@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from ridgeline.models.shapes import SHAPES
 from ridgeline.planner.lab import Chart, Lab, Mark, Result
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.parts import Case, Values, curve, number, slider, spread, whole
 from ridgeline.spec.cost import expected_distinct
 
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-MIXTURES = tuple(name for name in parts.MODELS if any(SHAPES[name].get(key) for key in _COUNTS))
+MIXTURES = tuple(name for name in parts.MODELS if any(
+    block.kind == "moe" for layer in parts.model(name).layers for _, block in layer.blocks))
 
 
 def _compute(values: Values) -> Result:

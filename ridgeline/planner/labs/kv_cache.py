@@ -2,22 +2,10 @@
 
 from dataclasses import replace
 
+from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
-from ridgeline.planner.labs.parts import (
-    ASSUMED,
-    BATCH,
-    CACHE,
-    CONTEXT,
-    DEVICE,
-    MODEL,
-    WEIGHTS,
-    Case,
-    Values,
-    gb,
-    number,
-    spread,
-    whole,
-)
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, gb, number, spread, whole
 
 
 def _compute(values: Values) -> Result:
@@ -31,13 +19,13 @@ def _compute(values: Values) -> Result:
                f"{shape.kv_elements:g} elements * {case.s_c:g} B"),
         number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
                f"{context} * {per_token:g} B", "nominal"),
-        number("kv_per_sequence_exact", "KV per sequence, windows and states as they are",
+        number("kv_per_sequence", "KV per sequence, windows and states as they are",
                case.exact_sequence_bytes(context), "bytes", "sum over layers of what each keeps",
                f"{context} tokens", "exact"),
         number("kv_total", "KV total", total, "bytes", "B * KV per sequence", f"{batch} * {gb(sequence)}"),
         number("weights", "Weights", case.weight_bytes, "bytes", "P * s_w",
                f"{shape.num_params:.4g} * {case.s_w:g} B", "nominal"),
-        number("weights_exact", "Weights, scales included, tables in bf16", case.exact_weights_bytes(),
+        number("weights", "Weights, scales included, tables in bf16", case.exact_weights_bytes(),
                "bytes", "sum over tensors in their formats", "", "exact"),
         number("device_used", "Device used", used, "bytes", "weights + KV total",
                f"{gb(case.weight_bytes)} + {gb(total)}"),
@@ -49,6 +37,10 @@ def _compute(values: Values) -> Result:
                case.resident(context, space), "sequences",
                "floor((memory - weights - workspace) / KV per sequence)",
                f"{free} - {gb(space)}) / {gb(sequence)}"),
+        number("max_concurrency_workspace", "The same, windows and scales as they are",
+               closed.max_sequences(case.memory_bytes, case.exact_weights_bytes(),
+                                    case.exact_sequence_bytes(context), space), "sequences",
+               "floor((memory - weights - workspace) / KV per sequence)", "", "exact"),
         number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
                f"{batch} * {gb(sequence)}"),
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
@@ -61,7 +53,7 @@ def _compute(values: Values) -> Result:
     notes = ["Capacity alone: no allocator overhead and no fragmentation. Pages waste at most one part of a "
              "block a sequence; a few percent on top of the formula are usual.",
              "Weight precision changes the weights and not the cache; cache precision the cache alone.",
-             case.memory_note()]
+             *case.notes()]
     if used > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
     bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
@@ -72,6 +64,6 @@ def _compute(values: Values) -> Result:
 KV_CACHE = Lab(
     key="kv-cache", title="KV cache calculator",
     lead="What a context, a number of users and a precision take of a device's memory, and how many fit.",
-    controls=(MODEL, CONTEXT, replace(BATCH, label="Concurrent sequences", default=8), CACHE, WEIGHTS,
-              DEVICE),
+    controls=(parts.MODEL, parts.CONTEXT, replace(parts.BATCH, label="Concurrent sequences", default=8),
+              parts.CACHE, parts.WEIGHTS, parts.DEVICE),
     compute=_compute)

@@ -25,7 +25,7 @@ def _context(values: Values) -> Result:
         number("context", "Context", context, "tokens"),
         number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
                f"{context} * {case.sequence_bytes(1):g} B", "nominal"),
-        number("kv_per_sequence_exact", "The same, windows and states as they are",
+        number("kv_per_sequence", "The same, windows and states as they are",
                case.exact_sequence_bytes(context), "bytes", "sum of what each layer keeps", "", "exact"),
         number("against_weights", "Against the weights", sequence / case.weight_bytes, "", "KV / weights",
                f"{gb(sequence)} / {gb(case.weight_bytes)}", "nominal"),
@@ -42,7 +42,7 @@ def _context(values: Values) -> Result:
                            for line in one.residents(name, _CONTEXTS, space))))
     return Result(numbers=numbers, charts=charts, num_steps=len(_CONTEXTS), notes=(
         "The cache is linear in every factor: no regime makes it harmless.",
-        "Capacity usually caps the batch before bandwidth does.", case.memory_note()))
+        "Capacity usually caps the batch before bandwidth does.", *case.notes()))
 
 
 def _heads(values: Values) -> Result:
@@ -144,7 +144,7 @@ def _ledger(values: Values) -> Result:
     return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
-        "position's logprobs were asked for.", case.memory_note()))
+        "position's logprobs were asked for.", *case.notes()))
 
 
 MEMORY: tuple[Lab, ...] = (

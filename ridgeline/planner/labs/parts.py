@@ -12,23 +12,33 @@ from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
 from ridgeline.ledger.sums import Summer
-from ridgeline.models.families import model_spec
-from ridgeline.models.shapes import SHAPES
+from ridgeline.models.catalog import find_model, model_names
 from ridgeline.planner.lab import Control, Number, Series, Value
+from ridgeline.spec.cache import Paged, Window
 from ridgeline.spec.cost import Router
 from ridgeline.spec.hardware import HardwareSpec, hardware, hardware_names
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.quant import FORMATS, WeightFormat, WeightPlan
+from ridgeline.spec.quant import FORMATS, WeightPlan
 
 Values = Mapping[str, Value]
 
 ASSUMED = Efficiency()
-MODELS = tuple(name for name, config in SHAPES.items() if config.get("num_attention_heads"))
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
-_FORMATS = {"bf16": FORMATS["bfloat16"], "int8": FORMATS["int8_row"],
-            "fp8": WeightFormat(name="fp8_row", bits=8, overhead_bits=32),
-            "int4": WeightFormat(name="int4_g128", bits=4, group_size=128, overhead_bits=16)}
+_FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int8": "int8_row", "int4": "int4_g128"}
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return find_model(name)
+
+
+def _grows(spec: ModelSpec) -> bool:
+    """Whether a sequence's cache grows with it, as the closed forms take it to."""
+    return any(isinstance(kept, Paged | Window) for layer in spec.cache(1) for kept in layer)
+
+
+MODELS = tuple(name for name in model_names() if _grows(model(name)))
 
 
 def choice(key: str, label: str, default: str, choices: Sequence[str], hint: str = "") -> Control:
@@ -90,11 +100,6 @@ def dense_rate(device: HardwareSpec, weights: str) -> float:
 
 
 @cache
-def model(name: str) -> ModelSpec:
-    return model_spec(SHAPES[name])
-
-
-@cache
 def shape(name: str) -> Shape:
     return shape_of(model(name))
 
@@ -107,7 +112,7 @@ def _account(name: str, weights: str, cache_bytes: float) -> Account:
 def _plan(weights: str) -> WeightPlan:
     """The blocks' matrices narrow, the rest in bfloat16."""
     wide = FORMATS["bfloat16"]
-    return WeightPlan(linear=_FORMATS[weights], head=wide, embed=wide, other=wide)
+    return WeightPlan(linear=FORMATS[_FORMATS[weights]], head=wide, embed=wide, other=wide)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +209,14 @@ class Case:
     def exact_s(self, batch: int, before: int, new: int = 1, share: float = 1.0) -> float:
         """A step of `batch` rows of `new` tokens behind `before`: each line's floor, summed over lines.
         share: of the dense peak that is reached."""
-        whole, bare = (_account(self.model, self.weights, size) for size in (self.s_c, 0.0))
-        sums = Summer(whole.windows, few=whole.few).sums([before] * batch, [new] * batch, batch)
+        once, twice = (_account(self.model, self.weights, size * self.s_c) for size in (1, 2))
+        sums = Summer(once.windows, few=once.few).sums([before] * batch, [new] * batch, batch)
         shards = closed.kv_shards(self.shape, self.ways)
         seconds = self.collectives_s
-        for line, only in zip(whole.at(sums), bare.at(sums), strict=True):
-            weights, total = only.read_bytes, line.read_bytes + line.written_bytes
-            moved = weights / self.ways + (total - weights) / shards
+        for line, double in zip(once.at(sums), twice.at(sums), strict=True):
+            moved, cached = (x.read_bytes + x.written_bytes for x in (line, double))
+            cached -= moved  # what doubles with the cache's elements
+            moved = (moved - cached) / self.ways + cached / shards
             seconds += max(moved / self.device.bytes_per_s, line.flops / (self.ways * self.rate * share))
         return seconds
 
@@ -224,10 +230,13 @@ class Case:
         """(experts, chosen) -> layers."""
         return _account(self.model, self.weights, 0.0).layers_by_router()
 
-    def memory_note(self) -> str:
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the device, and of a model whose nominal reading is far from the exact one."""
         usable = self.device.usable_bytes
         driver = f"{usable / 1e9:.4g} GB by its driver" if usable else "its driver's figure is not known here"
-        return f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}."
+        return (f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}.",
+                *(["The nominal reading counts every expert as read and computed: look at the exact one."]
+                  if self.routers() else []))
 
 
 def gb(num_bytes: float) -> str:

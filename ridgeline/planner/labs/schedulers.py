@@ -20,14 +20,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One request's time, in seconds from its arrival on: waiting, in prefill, in decode (stalls included),
-    and holding a slot after its last token. gap_s: its longest wait between two tokens."""
+    """One request's time, in seconds from its arrival on: waiting, in prefill (its cache's way to another
+    device included), in decode (stalls included), and holding a slot after its last token. busy_s: in a slot
+    until its last token. gap_s: its longest wait between two tokens."""
 
     arrival_s: float
     queued_s: float
     prefill_s: float
     decode_s: float
     held_s: float
+    busy_s: float
     gap_s: float
 
     @property
@@ -53,6 +55,7 @@ class Costs:
 class _Slot:
     request: Request
     began_s: float
+    entered_s: float = 0.0
     read: int = 0
     times: list[float] = field(default_factory=list)
 
@@ -65,7 +68,7 @@ class _Slot:
         gaps = [b - a for a, b in zip(self.times, self.times[1:])]
         return Life(arrival_s=self.request.arrival_s, queued_s=self.began_s - self.request.arrival_s,
                     prefill_s=first - self.began_s, decode_s=last - first, held_s=max(left_s - last, 0.0),
-                    gap_s=max(gaps, default=0.0))
+                    busy_s=last - self.entered_s, gap_s=max(gaps, default=0.0))
 
 
 def schedule(name: str, requests: Sequence[Request], *, slots: int, chunk: int, costs: Costs) -> list[Life]:
@@ -78,7 +81,7 @@ def schedule(name: str, requests: Sequence[Request], *, slots: int, chunk: int, 
         for i, one in enumerate(waiting):
             one.began_s = max(free, one.request.arrival_s)
             free = one.began_s + costs.prompt(one.request.prompt)
-            one.read, one.times = one.request.prompt, [free]
+            one.read = one.request.prompt
             ready[i] = free + costs.transfer(one.request.prompt)
     left = _run(waiting, ready, slots, chunk if name == "chunked" else None, name == "static", costs)
     return [one.life(left[i]) for i, one in enumerate(waiting)]
@@ -93,7 +96,11 @@ def _run(all_of_them: list[_Slot], ready: list[float], slots: int, chunk: int | 
         begun = static and any(all_of_them[i].read for i in running)  # a static batch takes nobody in
         while queue and ready[queue[0]] <= now and len(running) < slots and not begun:
             one = all_of_them[queue[0]]
-            one.began_s = one.began_s if one.times else now
+            one.entered_s = now
+            if one.read:  # its first token comes with its cache
+                one.times.append(now)
+            else:
+                one.began_s = now
             running.append(queue.pop(0))
         if not running:
             now = ready[queue[0]]
@@ -121,6 +128,7 @@ def _step(running: list[_Slot], chunk: int | None, now: float, costs: Costs) -> 
         reading.read += take
         if reading.read == reading.request.prompt:
             decodes.append(reading)
+    seconds = max(seconds, costs.step(1, 0))  # a chunk reads the weights too
     for one in decodes:
         one.times.append(now + seconds)
     return seconds

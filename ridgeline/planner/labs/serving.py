@@ -2,23 +2,8 @@
 
 from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Number, Result
-from ridgeline.planner.labs.parts import (
-    ASSUMED,
-    BATCH,
-    CACHE,
-    DEVICE,
-    MODEL,
-    TP,
-    WEIGHTS,
-    Case,
-    Values,
-    curve,
-    gb,
-    number,
-    slider,
-    spread,
-    whole,
-)
+from ridgeline.planner.labs import parts
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, slider, spread, whole
 
 
 def _notes(case: Case, needed: float) -> tuple[str, ...]:
@@ -27,7 +12,7 @@ def _notes(case: Case, needed: float) -> tuple[str, ...]:
         f"prompt runs at an assumed {ASSUMED.prefill:.0%} of the dense peak, and a collective takes an "
         f"assumed {ASSUMED.collective_s * 1e6:g} us, two a layer.",
         "TPOT is taken at the mean context of an answer, prompt + output / 2; TTFT is of one prompt alone, "
-        "and of the last where a whole batch arrives at once.", case.memory_note()]
+        "and of the last where a whole batch arrives at once.", *case.notes()]
     if needed > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(needed - case.memory_bytes)} too much on each device.")
     if case.ways > case.shape.num_kv_heads:
@@ -57,7 +42,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
         number("ttft", "TTFT, one prompt", ttft, "s",
                "(2PN + 2LN^2d) / (n * peak * share) [+ widening] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
-        number("ttft_exact", "TTFT, one prompt, its last position projected",
+        number("ttft", "TTFT, one prompt, its last position projected",
                case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
                f"{prompt} tokens at {ASSUMED.prefill:.0%} of the peak", "exact"),
         number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
@@ -65,7 +50,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
         number("tpot", "TPOT", tpot, "s", "(weights + B * KV) / (n * bandwidth) + 2L * collective",
                f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
                f"context of {mean:g}", "nominal"),
-        number("tpot_exact", "TPOT, what is really read and computed", exact, "s",
+        number("tpot", "TPOT, what is really read and computed", exact, "s",
                "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
         number("tpot_estimate", "TPOT, estimate", exact / ASSUMED.bandwidth, "s", "exact floor / efficiency",
                f"{exact:.4g} s / {ASSUMED.bandwidth:g} (assumed)", "exact"),
@@ -110,7 +95,7 @@ def _compute(values: Values) -> Result:
 SERVING = Lab(
     key="serving", title="Serving planner",
     lead="Whether a deployment fits, how long the first token takes, and every one after it.",
-    controls=(MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
-              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), BATCH, TP, WEIGHTS,
-              CACHE, DEVICE),
+    controls=(parts.MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
+              parts.TP, parts.WEIGHTS, parts.CACHE, parts.DEVICE),
     compute=_compute)

@@ -5,7 +5,7 @@ from ridgeline.ledger import closed
 from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.parts import Case, Values, curve, number, real, slider, spread, whole
-from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Life, Request, schedule
+from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Request, schedule
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _PROMPTS = (512, 128, 2048, 256, 8192, 1024, 128, 4096)
@@ -75,8 +75,8 @@ def _schedulers(values: Values) -> Result:
         number("scheduler", "Scheduler", chosen),
         number("makespan", "Until all are done", ends[chosen], "s", "last token of the last"),
         number("tok_s", "Throughput", sum(outputs) / ends[chosen], "tok/s", "tokens / time"),
-        number("used", "Slots in use", _used(mine) / (slots * ends[chosen]), "",
-               "(prefill + decode) / (slots * time)"),
+        number("used", "Slots in use", sum(life.busy_s for life in mine) / (slots * ends[chosen]), "",
+               "time in a slot until the last token / (slots * time)"),
         number("static", "Slots in use, all as one static batch", closed.slot_utilisation(outputs), "",
                "sum of outputs / (B * longest)", f"{sum(outputs)} / ({len(outputs)} * {max(outputs)})"),
         number("ttft", "Mean TTFT", sum(life.ttft_s for life in mine) / len(mine), "s"),
@@ -101,10 +101,6 @@ def _schedulers(values: Values) -> Result:
         "Equal requests show none of this: static batching looks fine and chunks look like overhead. Measure "
         "with your own lengths and arrivals, and report tails.",
         "Pages waste less than a block a sequence; 131072 tokens reserved for 40 used are 17 GB for 5 MB."))
-
-
-def _used(lives: list[Life]) -> float:
-    return sum(life.prefill_s + life.decode_s for life in lives)
 
 
 GOODPUT = Lab(

@@ -1,0 +1,80 @@
+"""Each family through the loop, manager and runner: what a text says when its beginning is found in the
+cache, when it is forked, preempted, and drafted for, is what it says alone."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
+from ridgeline.engine.drafting import build_drafter
+from ridgeline.engine.startup import Startup
+from ridgeline.models.families import FAMILIES, model_spec
+from ridgeline.schedule.executor import Capacity
+from ridgeline.spec.cache import State, plan_layout
+from ridgeline.spec.sampling import SamplingParams
+from tests.features import each_running, refused, runs
+from tests.invariance.driver import Job, Setup, Tally, Tiny
+from tests.oracle.cases import CASES
+from tests.oracle.reference import reference_config
+
+NO_WAY_BACK = "speculate is not there yet for a model with recurrent states, which cannot go back"
+VOCAB = 8
+# whatever token is said next, it has stood behind 4, 5 before, so that n-grams find drafts
+PROMPT = (*(token for said in range(VOCAB) for token in (4, 5, said)), 4, 5)
+SETUP = Setup(num_rows=2, policy="priority", depth=2, prefix_caching=True, max_step_tokens=11)
+
+
+@cache
+def tiny(family: str) -> Tiny:
+    """Random weights in the shape of the family's case."""
+    torch.set_num_threads(1)
+    config = reference_config(family, **CASES[family][1] | {"vocab_size": VOCAB})
+    return Tiny(model_spec(config.to_dict()))
+
+
+def job(length: int, **changes: object) -> Job:
+    """Of so many of the prompt's last tokens."""
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=8, ignore_eos=True)
+    return Job(prompt=PROMPT[-length:], params=replace(params, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", each_running(FAMILIES, "prefix cache", "forks", "preemption"))
+def test_found_forked_and_preempted(family: str) -> None:
+    """A prompt that was computed before, twice, with seeds; an urgent one takes the place of either."""
+    forked, urgent = job(26, n=2, temperature=0.9), replace(job(18), at=6, priority=-1)
+    tally = Tally()
+    run = tally.compare(tiny(family), SETUP, [forked, urgent], warm=[job(26, max_tokens=1)])
+    tally.report(family)
+    assert int(str(run.stats["num_cached_tokens"])) >= 16 and run.stats["num_preemptions"]
+
+
+
+STATES = ("mamba2", "bamba", "qwen3_5_text")
+
+
+@pytest.mark.parametrize(("family", "how"), [
+    pytest.param(family, how, id=f"{how}-{family}", marks=runs(family, feature))
+    for how, feature in (("ngram", "ngram drafts"), ("draft", "draft model"))
+    for family in FAMILIES if family not in STATES])
+def test_drafted_for(family: str, how: str) -> None:
+    tally = Tally()
+    run = tally.compare(tiny(family), replace(SETUP, speculate=how, depth=1), [job(26, temperature=0.9)])
+    tally.report(family)
+    assert run.stats["num_draft_tokens"]
+
+
+@pytest.mark.parametrize("family", [
+    pytest.param(family, id=family, marks=refused(family, NO_WAY_BACK, "ngram drafts", "draft model"))
+    for family in STATES])
+def test_no_drafts_for_states(family: str) -> None:
+    layout = plan_layout(tiny(family).spec.cache(4), block_tokens=4)
+    assert any(group.kind is State for group in layout.groups)
+    capacity = Capacity(layout=layout, num_pages=99, num_rows=2, max_step_tokens=16, max_model_len=64,
+                        vocab_size=VOCAB)
+    for how in ("ngram", "draft:any"):
+        with pytest.raises(ConfigError, match=NO_WAY_BACK):
+            build_drafter(EngineConfig(speculate=how), capacity, WallClock(), Startup(WallClock()))
