@@ -27,7 +27,6 @@ from ridgeline.engine.sizes import (
     decide_sizes,
     decide_threads,
     graph_bytes,
-    step_bytes,
     step_tokens,
 )
 from ridgeline.engine.snapshots import decide_snapshots
@@ -36,6 +35,7 @@ from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.account import Account, account
+from ridgeline.ledger.memory import step_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.models.checkpoint import Checkpoint

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GIB, format_bytes
-from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
-from ridgeline.spec.block import BlockSpec
-from ridgeline.spec.cache import CacheLayout, State
+from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
 
 CACHE_SHARE = 4  # the KV cache takes at most one part in so many of the memory that is free
@@ -20,7 +18,6 @@ STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192  # fills a GPU's tensor cores; a fifth of a second with 8B weights
 BLOCK_TOKENS, GPU_BLOCK_TOKENS = 16, 64
 _RESERVE = 0.02  # of a GPU, for its libraries and what the allocator loses
-_LOGITS = 4  # times the logits' size: they, and a sampler's work on them
 _ATTENTION_BYTES, _NODE_BYTES = 256 << 20, 4 << 20
 
 
@@ -54,27 +51,6 @@ class GpuRoom:
             self.total_bytes, self.free_bytes, self.weights_bytes, self.step_bytes, self.graph_bytes))
         return (f"of {total} on the GPU {free} are free beside weights of {weights}; steps take {steps} of "
                 f"it, graphs {graphs}")
-
-
-def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
-    """What a step's activations take at most: the widest block's products, the stream, the logits and what
-    sampling makes of them; and the rows' recurrent states, which a step copies."""
-    widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
-    return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
-            + num_seqs * (spec.vocab_size * 4 * _LOGITS + _state_bytes(spec)))
-
-
-def _state_bytes(spec: ModelSpec) -> int:
-    """Of one sequence's recurrent states."""
-    return sum(kept.num_bytes for layer in spec.cache(1) for kept in layer if isinstance(kept, State))
-
-
-def _width(block: BlockSpec) -> int:
-    """Numbers that a block's products take for one token; experts hold each token top_k times."""
-    width = 2 * sum(param.shape[0] for param in block.params() if len(param.shape) == 2)
-    if isinstance(block, MoeSpec):
-        width += block.router.top_k * 2 * (block.hidden_size + block.intermediate_size)
-    return width
 
 
 def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:

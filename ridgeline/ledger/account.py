@@ -22,7 +22,9 @@ class Line:
     """One operation of `count` equal layers, as forms over a step's sums for one layer.
 
     block: the kind of block it belongs to ("attention", "mlp", "model" for what is outside the layers).
-    flops in FLOP; read, written, sent in bytes, weights and cache included.
+    flops in FLOP; read, written, sent in bytes, weights and cache included. packs: elements of the matrices
+    that are held in fewer than 16 bits, of one layer (experts: all of them): their products run in other
+    arithmetic, or they are unpacked first.
     """
 
     block: str
@@ -32,6 +34,7 @@ class Line:
     read: Form
     written: Form
     sent: Form
+    packs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class Account:
 def _block_lines(prefix: str, block: BlockSpec, weight_bytes: WeightBytes,
                  element_bytes: float) -> list[Line]:
     params = {param.name: param for param in block.params()}
+    packed = {name: _packed(param, weight_bytes(f"{prefix}.{name}", param)) for name, param in params.items()}
     lines = []
     for cost in block.cost():
         whole, part = (sum(weight_bytes(f"{prefix}.{name}", params[name]) for name in names)
@@ -98,8 +102,13 @@ def _block_lines(prefix: str, block: BlockSpec, weight_bytes: WeightBytes,
                           read=add((cost.read, form(one=whole), scale(cost.share, part),
                                     scale(cost.cache_read, element_bytes))),
                           written=add((cost.written, scale(cost.cache_written, element_bytes))),
-                          sent=cost.sent))
+                          sent=cost.sent, packs=sum(packed[name] for name in cost.weights + cost.share_of)))
     return lines
+
+
+def _packed(param: ParamSpec, held_bytes: float) -> int:
+    """Elements of a matrix that is held in fewer than 16 bits; 0 of anything else."""
+    return param.num_elements if param.role == "linear" and held_bytes < 1.5 * param.num_elements else 0
 
 
 def _embedding(spec: ModelSpec, weight_bytes: WeightBytes) -> Line:
@@ -124,12 +133,13 @@ def account(spec: ModelSpec, *, weight_bytes: WeightBytes, cache_element_bytes: 
     weight_bytes: asked for "head.weight" also where the embedding is tied. cache_element_bytes: of one K or V
     number.
     """
-    folded: dict[tuple[str, str, Form, Form, Form, Form], int] = {}
+    folded: dict[tuple[str, str, Form, Form, Form, Form, int], int] = {}
     for index, layer in enumerate(spec.layers):
         for name, block in layer.blocks:
             for x in _block_lines(f"layers.{index}.{name}", block, weight_bytes, cache_element_bytes):
-                key = (x.block, x.op, x.flops, x.read, x.written, x.sent)
+                key = (x.block, x.op, x.flops, x.read, x.written, x.sent, x.packs)
                 folded[key] = folded.get(key, 0) + 1
-    layers = tuple(Line(block=block, op=op, count=count, flops=flops, read=read, written=written, sent=sent)
-                   for (block, op, flops, read, written, sent), count in folded.items())
+    layers = tuple(
+        Line(block=block, op=op, count=count, flops=flops, read=read, written=written, sent=sent, packs=packs)
+        for (block, op, flops, read, written, sent, packs), count in folded.items())
     return Account(lines=(_embedding(spec, weight_bytes), *layers, _head(spec, weight_bytes)))

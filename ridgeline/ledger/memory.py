@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import format_bytes
-from ridgeline.spec.block import ParamSpec
+from ridgeline.blocks.moe.spec import MoeSpec
+from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cache import CacheLayout, Paged, Shared, State, Window
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import WeightPlan
+
+_LOGITS = 4  # times the logits' size: they, and a sampler's work on them
 
 
 def weights_bytes(spec: ModelSpec, plan: WeightPlan) -> int:
@@ -48,6 +51,27 @@ def snapshot_bytes(layout: CacheLayout, num_pages: int) -> int:
     in a model without states. Like all that is cached they give way to sequences that run."""
     one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
     return max(num_pages * layout.page_bytes // 4 // one_bytes, 1) * one_bytes if one_bytes else 0
+
+
+def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
+    """What a step's activations take at most: the widest block's products, the stream, the logits and what
+    sampling makes of them; and the rows' recurrent states, which a step copies."""
+    widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
+    return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
+            + num_seqs * (spec.vocab_size * 4 * _LOGITS + _state_bytes(spec)))
+
+
+def _state_bytes(spec: ModelSpec) -> int:
+    """Of one sequence's recurrent states."""
+    return sum(kept.num_bytes for layer in spec.cache(1) for kept in layer if isinstance(kept, State))
+
+
+def _width(block: BlockSpec) -> int:
+    """Numbers that a block's products take for one token; experts hold each token top_k times."""
+    width = 2 * sum(param.shape[0] for param in block.params() if len(param.shape) == 2)
+    if isinstance(block, MoeSpec):
+        width += block.router.top_k * 2 * (block.hidden_size + block.intermediate_size)
+    return width
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

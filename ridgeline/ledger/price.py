@@ -1,13 +1,25 @@
 """The floor of a step in seconds, fast enough to ask for at every step: equal layers are folded at load, and
 a price is one small matrix product. `roofline.floors` is its slow twin with names."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.ledger.account import Account
+from ridgeline.ledger.account import Account, Line
 from ridgeline.ledger.sums import StepShape, Summer
-from ridgeline.spec.cost import Form, expected_distinct
+from ridgeline.spec.cost import Term, expected_distinct
 from ridgeline.spec.hardware import HardwareSpec
+
+
+def coefficients(lines: Sequence[Line], terms: Sequence[Term], side: str) -> NDArray[np.float64]:
+    """One side of the lines ("read", "written", "flops", "sent") as a matrix [L, S], all layers of each."""
+    place = {term: i for i, term in enumerate(terms)}
+    values_LS = np.zeros((len(lines), len(terms)))
+    for i, line in enumerate(lines):
+        for term, value in getattr(line, side):
+            values_LS[i, place[term]] += value * line.count
+    return values_LS
 
 
 class Price:
@@ -21,17 +33,10 @@ class Price:
         self._routers = account.layers_by_router()
         self._summer = Summer(account.windows, self._routers, few=account.few)
         self._num_lines = len(account.lines)
-        read = np.stack([self._row(line.read) * line.count for line in account.lines])
-        written = np.stack([self._row(line.written) * line.count for line in account.lines])
-        flops = np.stack([self._row(line.flops) * line.count for line in account.lines])
+        read, written, flops = (coefficients(account.lines, self._summer.terms, side)
+                                for side in ("read", "written", "flops"))
         self._read_S, self._written_S, self._flops_S = read.sum(0), written.sum(0), flops.sum(0)
         self._seconds_2L_S = np.concatenate([(read + written) / device.bytes_per_s, flops / flops_per_s])
-
-    def _row(self, one: Form) -> NDArray[np.float64]:
-        values = np.zeros(len(self._summer.terms))
-        for term, value in one:
-            values[self._summer.terms.index(term)] += value
-        return values
 
     def __call__(self, step: StepShape) -> float:
         """The floor of a step, seconds."""

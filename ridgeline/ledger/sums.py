@@ -4,6 +4,7 @@ Legend: R rows, S sums. A row's `count` new tokens stand at positions start .. s
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,20 @@ class StepShape(Protocol):
 
     @property
     def num_sampled(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """`rows` equal rows of a step (a fraction: on average), each of `count` tokens behind `start`.
+
+    projected: positions a row projects. shared: tokens of a prefix that the rows read together, once.
+    """
+
+    rows: float
+    start: int
+    count: int
+    projected: float = 1.0
+    shared: int = 0
 
 
 def _pairs(num_tokens: int, window: int | None) -> int:
@@ -144,11 +159,31 @@ class Summer:
         for i, bound in enumerate(self.windows):
             keys_N = (start_N if bound is None else np.minimum(start_N, bound - 1)) + 1
             sums_SN[len(_SCALARS) + 2 * i:len(_SCALARS) + 2 * i + 2] = keys_N
-        for i, (_, top_k) in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
-            sums_SN[i] = top_k
+        for i, router in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
+            sums_SN[i] = expected_distinct(router, 1)
         if self._few:
             sums_SN[-2:] = start_N + 1
         return sums_SN
+
+    def of(self, parts: Iterable[Rows]) -> NDArray[np.float64]:
+        """The sums [S] of groups of equal rows; fractions of a row make a step on average."""
+        total_S = np.zeros(len(self.terms))
+        for part in parts:
+            end = part.start + part.count
+            together = part.shared * (1 - 1 / part.rows) if part.rows > 1 else 0.0
+            every, keys = _pairs(end, None) - _pairs(part.start, None), end - together
+            one: list[float] = [0.0, part.count, 1.0, part.projected, 0.0]
+            for w in self.windows:
+                one += (every, keys) if w is None else (_pairs(end, w) - _pairs(part.start, w),
+                                                        end - max(part.start + 1 - w, 0))
+            one += [0.0] * len(self._routers)
+            if self._few:
+                one += (part.count, every, keys) if part.count <= MOST_FEW else (0.0, 0.0, 0.0)
+            total_S += part.rows * np.array(one)
+        total_S[0], total_S[4] = 1.0, float(total_S[3] > 0)
+        for i, router in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
+            total_S[i] = expected_distinct(router, float(total_S[1]))
+        return total_S
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
         """The same as a value with names."""

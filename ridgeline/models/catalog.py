@@ -24,6 +24,8 @@ PUBLISHED_SHAPE, FOLDER, GGUF, HUB = "published shape", "folder", "GGUF file", "
 _PLAIN = frozenset({
     "meta", "instruct", "chat", "it", "pt", "base", "hf", "bf16", "fp16", "gguf", "thinking", "sft", "dpo",
     "preview", "latest", "v0.1", "v0.2", "v0.3", "v1.5", "tuned", "static", "pertensor", "dynamic"})
+SHORT = {"num_kv_heads": "num_key_value_heads", "num_heads": "num_attention_heads",
+         "num_layers": "num_hidden_layers"}
 _FORMATS = {"fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4_g128_zero",
             "gptq": "int4_g128", "int4": "int4_g128", "w4a16": "int4_g128", "int8": "int8_row",
             "w8a8": "int8_row"}
@@ -51,16 +53,17 @@ def find_model(text: str) -> ModelSpec:
     return find(text).spec
 
 
-def find(text: str) -> Found:
-    """As find_model, with what else is known of it."""
-    path = Path(text).expanduser()
+def find(text: str, overrides: Mapping[str, object] | None = None) -> Found:
+    """As find_model, with what else is known of it. overrides: fields that replace the config's (a short name
+    of SHORT too); a changed shape has no weights anywhere, so that its bytes are those of its formats."""
+    path, changes = Path(text).expanduser(), {SHORT.get(k, k): v for k, v in (overrides or {}).items()}
     if path.exists():
-        return _of_files(path)
+        return _of_files(path, changes)
     known = _known(text)
     if known is not None:
         name, stored_as = known
         shape = PUBLISHED[name]
-        spec = replace(describe(shape.config, name), stored_as=stored_as or shape.stored_as,
+        spec = replace(describe({**shape.config, **changes}, name), stored_as=stored_as or shape.stored_as,
                        stored_experts_only=shape.stored_experts_only)
         return Found(name=name, spec=spec, where=PUBLISHED_SHAPE)
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
@@ -71,7 +74,8 @@ def find(text: str) -> Found:
         config = config_file(repo, revision or None)
     except ConfigError as error:
         raise ConfigError(f"{error}; by name, {_nearest(text)}") from None
-    return Found(name=repo, spec=describe(read_json(config), f"{text}: config.json"), where=HUB)
+    spec = describe({**read_json(config), **changes}, f"{text}: config.json")
+    return Found(name=repo, spec=spec, where=HUB)
 
 
 def model_names() -> tuple[str, ...]:
@@ -79,15 +83,17 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(PUBLISHED))
 
 
-def _of_files(path: Path) -> Found:
+def _of_files(path: Path, changes: Mapping[str, object]) -> Found:
     if path.is_file() or not (path / "config.json").is_file():
-        found = open_checkpoint(path)
+        found = open_checkpoint(path, overrides=changes, load_format="dummy" if changes else "auto")
+        if changes:
+            return Found(name=found.name, spec=found.spec, where=GGUF)
         return Found(name=found.name, spec=found.spec, where=GGUF, stored_bytes=_by_parameter(found),
                      files_bytes=sum(tensor.num_bytes for tensor in found.tensors.values()))
-    config = read_json(path / "config.json")
+    config = {**read_json(path / "config.json"), **changes}
     spec = describe(config, str(path / "config.json"))
     name = path.resolve().name
-    if not any(path.glob("*.safetensors")):
+    if changes or not any(path.glob("*.safetensors")):
         return Found(name=name, spec=spec, where=FOLDER)
     stored = _by_parameter(open_checkpoint(path)) if runs(config) else None
     total = sum(tensor.num_bytes for tensor in read_folder(path).values())

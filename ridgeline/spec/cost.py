@@ -9,12 +9,13 @@ over them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 ONE, TOKENS, ROWS, PROJECTED, PROJECTS = "one", "tokens", "rows", "projected", "projects"
 PAIRS, CONTEXT, DISTINCT = "pairs", "context", "distinct"
 FEW = FEW_TOKENS, FEW_PAIRS, FEW_KEYS = "few", "few_pairs", "few_keys"
 MOST_FEW = 8  # tokens of a row that verifies drafts, at most
-Router = tuple[int, int]  # (experts, experts a token chooses)
+Router = tuple[int, int] | tuple[int, int, float, int]  # (experts, chosen by a token[, skew, groups])
 Term = tuple[str, int | Router | None]  # PAIRS and CONTEXT of a window (None: full)
 Form = tuple[tuple[Term, float], ...]
 
@@ -37,9 +38,27 @@ def distinct(num_experts: int, top_k: int, value: float) -> Form:
 
 
 def expected_distinct(router: Router, tokens: float) -> float:
-    """E (1 - (1 - k/E)^B): distinct experts that B tokens choose when each choice is as likely."""
-    num_experts, top_k = router
-    return float(num_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens))
+    """Distinct experts that B tokens choose: E (1 - (1 - k/E)^B) when each choice is as likely.
+
+    A router with a skew s > 0 prefers its i-th best liked expert by i^-s (Zipf), an expert being taken once
+    by a token at most; with groups g, the same experts serve g groups of as many tokens.
+    """
+    num_experts, top_k, *more = router
+    skew, groups = more or (0.0, 1)
+    if not skew:
+        return float(num_experts * (1.0 - (1.0 - top_k / num_experts) ** (tokens * groups)))
+    return sum(1.0 - (1.0 - chance) ** (tokens * groups) for chance in _chances(num_experts, top_k, skew))
+
+
+@cache
+def _chances(num_experts: int, top_k: int, skew: float) -> tuple[float, ...]:
+    """Each expert's chance to be among a token's top_k: c * i^-skew, capped at 1, and top_k in sum."""
+    weights = [(i + 1.0) ** -skew for i in range(num_experts)]
+    for certain in range(top_k):  # the best liked experts that every token takes
+        share = (top_k - certain) / sum(weights[certain:])
+        if share * weights[certain] <= 1:
+            return (1.0,) * certain + tuple(share * w for w in weights[certain:])
+    return (1.0,) * top_k + (0.0,) * (num_experts - top_k)
 
 
 def scale(one: Form, factor: float) -> Form:

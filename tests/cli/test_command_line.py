@@ -27,6 +27,12 @@ FLAGS = {
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,
     "run-batch": ENGINE,
+    "plan": {
+        "--gpu", "--gpus", "--tp", "--pp", "--ep", "--dp", "--weights", "--weight-only", "--kv", "--memory",
+        "--workspace", "--price", "--set", "--prompt", "--output", "--batch", "--rate", "--concurrency",
+        "--ttft", "--tpot", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
+        "--speculate", "--disaggregate", "--link", "--skew", "--json",
+    },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune",

@@ -16,11 +16,11 @@ from ridgeline.engine.sizes import (
     decide_sizes,
     decide_threads,
     graph_bytes,
-    step_bytes,
     step_tokens,
 )
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.memory import step_bytes
 from ridgeline.models.checkpoint import open_shape
 from ridgeline.spec.cache import Paged, plan_layout
 

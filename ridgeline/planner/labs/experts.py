@@ -14,7 +14,8 @@ MIXTURES = tuple(name for name in parts.MODELS if any(
 def _compute(values: Values) -> Result:
     case, batch, context = Case.of(values), whole(values, "batch"), whole(values, "context")
     rows = batch * (whole(values, "drafts") + 1)
-    (experts, top_k), layers = max(case.routers().items(), key=lambda item: item[1])
+    router, layers = max(case.routers().items(), key=lambda item: item[1])
+    experts, top_k = router[:2]
     one, all_of_them = case.exact_weights_read(1), case.exact_weights_bytes()
     read = case.exact_weights_read(rows)
     distinct = expected_distinct((experts, top_k), rows)

@@ -1,0 +1,207 @@
+"""The time of steps on a layout of devices: floors, and estimates beside them, never mixed.
+
+A stage's time is the sum over its lines of max(bytes / bandwidth, FLOPs / rate) and of its collectives.
+Stages work on different sequences at the same time. Legend: L lines, C collectives, S sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.ledger.account import Line
+from ridgeline.ledger.comm import collectives, link_rate
+from ridgeline.ledger.efficiency import Efficiency
+from ridgeline.ledger.layout import Layout, Stage
+from ridgeline.ledger.price import coefficients
+from ridgeline.ledger.sums import Rows, Summer
+from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS
+from ridgeline.spec.hardware import HardwareSpec
+
+UNPACK_TILE = 256  # rows for which a kernel unpacks a weight once
+_UNPACK_OPS = 2.0  # a weight: take its zero point away, multiply by its scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """A device's arithmetic for a model's numeric path, FLOP/s. packed: of products with packed matrices;
+    plain: of all others; unpack: of turning packed weights into numbers first, 0 where the product takes them
+    as they are."""
+
+    packed: float
+    plain: float
+    unpack: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One device's seconds in one step. memory_s, compute_s, sent_s: of bytes, FLOPs and links, each alone.
+    estimate_s: with efficiencies; collectives_s and unpack_s are parts of it. cache_bytes: read of keys,
+    values and states."""
+
+    floor_s: float
+    estimate_s: float
+    memory_s: float
+    compute_s: float
+    sent_s: float
+    collectives_s: float
+    unpack_s: float
+    flops: float
+    moved_bytes: float
+    cache_bytes: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSeconds:
+    """A line's part of a step. sent_bytes belongs to collectives, which have no FLOPs."""
+
+    line: Line
+    flops: float
+    moved_bytes: float
+    sent_bytes: float
+    floor_s: float
+    estimate_s: float
+    bound: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A step through all stages. floor_s, estimate_s: from its begin to its end, for the sequences in it.
+    bubble: share of the stages' time that stays empty. steps: by stage."""
+
+    floor_s: float
+    estimate_s: float
+    bubble: float
+    steps: tuple[StepTime, ...]
+
+    def total(self, name: str) -> float:
+        """The sum of one figure of the stages."""
+        return float(sum(getattr(step, name) for step in self.steps))
+
+
+class _StagePrice:
+    """One stage's lines as matrices."""
+
+    def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec, rates: Rates,
+                 eff: Efficiency) -> None:
+        account = stage.account
+        self._summer = Summer(account.windows, account.layers_by_router(), few=account.few)
+        self._eff, terms, self.lines = eff, self._summer.terms, account.lines
+        self.comm = collectives(stage, layout)
+        self._moved_LS = coefficients(self.lines, terms, "read") + coefficients(self.lines, terms, "written")
+        self._flops_LS = coefficients(self.lines, terms, "flops")
+        self._sent_CS = coefficients([c.line for c in self.comm], terms, "sent")
+        self._bandwidth = device.bytes_per_s
+        self._rate_L = np.array([rates.packed if line.packs else rates.plain for line in self.lines])
+        self._links_C = np.array([link_rate(device, c.ways) for c in self.comm])
+        self._num_collectives = sum(c.line.count for c in self.comm)
+        unpack = _UNPACK_OPS / UNPACK_TILE / rates.unpack if rates.unpack else 0.0
+        self._unpack_L = np.array([line.count * line.packs * unpack for line in self.lines])
+        self._cache_S = self._moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
+
+    def __call__(self, parts: Sequence[Rows]) -> StepTime:
+        sums_S = self._summer.of(parts)
+        floor_L, estimate_L, memory_L, compute_L, unpack_L, moved_L, flops_L = self._times(sums_S)
+        sent_C = self._sent_CS @ sums_S
+        sent_s = float((sent_C / self._links_C).sum())
+        latency_s = self._eff.collective_s * self._num_collectives
+        return StepTime(floor_s=float(floor_L.sum()) + sent_s, sent_s=sent_s, collectives_s=latency_s,
+                        estimate_s=float(estimate_L.sum()) + sent_s + latency_s,
+                        memory_s=float(memory_L.sum()), compute_s=float(compute_L.sum()),
+                        unpack_s=float(unpack_L.sum()), flops=float(flops_L.sum()),
+                        moved_bytes=float(moved_L.sum()), cache_bytes=float(self._cache_S @ sums_S),
+                        sent_bytes=float(sent_C.sum()))
+
+    def _times(self, sums_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        moved_L, flops_L = self._moved_LS @ sums_S, self._flops_LS @ sums_S
+        memory_L, compute_L = moved_L / self._bandwidth, flops_L / self._rate_L
+        unpack_L = self._unpack_L * sums_S[1]
+        estimate_L = np.maximum(memory_L / self._eff.bandwidth, compute_L / self._eff.prefill + unpack_L)
+        return np.maximum(memory_L, compute_L), estimate_L, memory_L, compute_L, unpack_L, moved_L, flops_L
+
+    def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
+        """The same line by line."""
+        sums_S = self._summer.of(parts)
+        floor_L, estimate_L, memory_L, compute_L, _, moved_L, flops_L = self._times(sums_S)
+        found = [LineSeconds(line=line, flops=float(flops_L[i]), moved_bytes=float(moved_L[i]),
+                             sent_bytes=0.0, floor_s=float(floor_L[i]), estimate_s=float(estimate_L[i]),
+                             bound="memory" if memory_L[i] >= compute_L[i] else "compute")
+                 for i, line in enumerate(self.lines)]
+        for c, sent, link in zip(self.comm, self._sent_CS @ sums_S, self._links_C, strict=True):
+            found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
+                                     floor_s=float(sent / link), bound="link",
+                                     estimate_s=float(sent / link) + self._eff.collective_s * c.line.count))
+        return found
+
+    def ridge_rows(self) -> float:
+        """Rows whose products take as long as reading all weights, every expert included."""
+        whole = [any(name in (ONE, PROJECTS, DISTINCT) for (name, _), _ in line.read) for line in self.lines]
+        many_S = self._summer.of([Rows(rows=1e9, start=0, count=1)])
+        weights_S = many_S * [name in (ONE, PROJECTS, DISTINCT) for name, _ in self._summer.terms]
+        memory_s = float((self._moved_LS @ weights_S)[whole].sum()) / self._bandwidth
+        return memory_s * 1e9 / float((self._flops_LS @ many_S / self._rate_L)[whole].sum())
+
+    def slope_s(self, part: Rows) -> float:
+        """Least seconds that one more such row adds to a step of very many."""
+        one, two = (self._summer.of([Rows(rows=n, start=part.start, count=part.count)]) for n in (1e9, 2e9))
+        floors = [self._times(x)[0].sum() + (self._sent_CS @ x / self._links_C).sum() for x in (one, two)]
+        return float(floors[1] - floors[0]) / 1e9
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """A replica of a model on a layout of equal devices."""
+
+    layout: Layout
+    stages: tuple[Stage, ...]
+    device: HardwareSpec
+    rates: Rates
+    efficiency: Efficiency
+    _prices: tuple[_StagePrice, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prices = tuple(_StagePrice(stage, self.layout, self.device, self.rates, self.efficiency)
+                             for stage in self.stages)
+
+    def decode(self, parts: Sequence[Rows]) -> Timing:
+        """A step of one group's rows, which take turns as one batch a stage: what a sequence waits for its
+        next token. A row of less than one sequence a batch leaves stages empty."""
+        rows = sum(part.rows for part in parts)
+        turns = max(min(self.layout.pp, int(rows)), 1)
+        steps = tuple(price([_fraction(part, turns) for part in parts]) for price in self._prices)
+        floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
+        return Timing(floor_s=max(sum(floors), turns * max(floors)), steps=steps,
+                      estimate_s=max(sum(estimates), turns * max(estimates)) + self.efficiency.step_s,
+                      bubble=1 - turns / self.layout.pp)
+
+    def prefill(self, part: Rows, chunks: int = 1) -> Timing:
+        """A prompt's way through all stages. The floor lets every stage begin with the prompt's first token;
+        the estimate hands it on in `chunks` equal pieces."""
+        steps = tuple(price([part]) for price in self._prices)
+        floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
+        slowest = floors.index(max(floors))
+        token = Rows(rows=1, start=part.start, count=1)
+        fill_s = sum(price([token]).floor_s for i, price in enumerate(self._prices) if i != slowest)
+        estimate = (sum(estimates) + (chunks - 1) * max(estimates)) / chunks
+        return Timing(floor_s=floors[slowest] + fill_s, steps=steps,
+                      estimate_s=estimate + self.efficiency.step_s,
+                      bubble=1 - sum(estimates) / estimate / len(steps))
+
+    def lines(self, parts: Sequence[Rows]) -> list[LineSeconds]:
+        """A step of all stages line by line."""
+        return [line for price in self._prices for line in price.each(parts)]
+
+    def ridge_rows(self) -> float:
+        """Sequences of a group from which reading weights is no longer what a step waits for: B*."""
+        return min(price.ridge_rows() for price in self._prices) * self.layout.pp
+
+    def ceiling_rows_per_s(self, part: Rows) -> float:
+        """Rows a second of one group that no batch passes: the slowest stage's, weights read for nothing."""
+        return 1 / max(price.slope_s(part) for price in self._prices)
+
+
+def _fraction(part: Rows, turns: int) -> Rows:
+    return Rows(rows=part.rows / turns, start=part.start, count=part.count, projected=part.projected,
+                shared=part.shared)

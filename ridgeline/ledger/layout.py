@@ -1,0 +1,215 @@
+"""How a model lies on several devices: a device's share of it is a ModelSpec of its own, with its layers and
+with heads and widths cut, so that parameters, cache and account follow as for a whole model. Knows no device
+and no time; what the shares say to one another is `comm`'s.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.blocks.moe.spec import MoeSpec
+from ridgeline.ledger.account import Account, Line, WeightBytes, account
+from ridgeline.spec.block import BlockSpec
+from ridgeline.spec.cost import DISTINCT, Form, scale
+from ridgeline.spec.model import LayerSpec, ModelSpec
+
+# Fields of block descriptions that tensor parallelism divides; and those that it divides down to one, past
+# which devices hold copies. A latent is not cut: every device keeps all of it.
+_CUT = ("num_heads", "num_key_heads", "num_value_heads", "intermediate_size", "shared_size")
+_CUT_TO_ONE = ("num_kv_heads", "num_groups")
+_LARGEST_TP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism: tensor, pipeline, expert, replicas.
+
+    Experts lie on ep devices. Up to tp they are those that cut the rest of a layer; beyond, ep / tp groups of
+    tp devices each attend to sequences of their own and share the experts (attention is data parallel).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of a replica that attend to different sequences."""
+        return max(self.ep // self.tp, 1)
+
+    @property
+    def replica_devices(self) -> int:
+        return self.tp * self.groups * self.pp
+
+    @property
+    def num_devices(self) -> int:
+        return self.replica_devices * self.dp
+
+    @property
+    def expert_cut(self) -> int:
+        """Parts that one expert is cut into."""
+        return max(self.tp // self.ep, 1)
+
+    def text(self) -> str:
+        return f"TP {self.tp} x PP {self.pp} x EP {self.ep} x DP {self.dp}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One device of one pipeline stage. spec: its share of the model; lines: what it computes, embedding and
+    head only where they lie; weights_bytes: what it holds. num_mixing: blocks whose sum runs over devices;
+    num_routed: of these, those with routed experts."""
+
+    spec: ModelSpec
+    account: Account
+    weights_bytes: float
+    num_mixing: int
+    num_routed: int
+    first: bool
+    last: bool
+
+
+def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:
+    return (block for layer in dict.fromkeys(spec.layers) for _, block in layer.blocks)
+
+
+def _obstacle(spec: ModelSpec, tp: int) -> str:
+    """What tp does not divide, "" when it divides all."""
+    if spec.vocab_size % tp:
+        return f"the vocabulary of {spec.vocab_size}"
+    for block in _blocks(spec):
+        for name in _CUT:
+            if getattr(block, name, 0) % tp:
+                return f"{name.replace('_', ' ').removeprefix('num ')} {getattr(block, name)} of {block.kind}"
+        for name in _CUT_TO_ONE:
+            size = getattr(block, name, 1)
+            if size % tp and tp % size:
+                return f"{name.replace('_', ' ').removeprefix('num ')} {size} of {block.kind}"
+    return ""
+
+
+def tensor_sizes(spec: ModelSpec) -> tuple[int, ...]:
+    """Degrees of tensor parallelism that divide heads, widths and vocabulary."""
+    return tuple(tp for tp in range(1, _LARGEST_TP + 1) if not _obstacle(spec, tp))
+
+
+def check_layout(spec: ModelSpec, layout: Layout) -> None:
+    """ConfigError, with the sizes that work, for a layout that the model's shape does not allow."""
+    if obstacle := _obstacle(spec, layout.tp):
+        sizes = ", ".join(map(str, tensor_sizes(spec)))
+        raise ConfigError(f"TP {layout.tp} does not divide {obstacle}: sizes that work are {sizes}")
+    if layout.pp > len(spec.layers):
+        raise ConfigError(f"PP {layout.pp} is more than the {len(spec.layers)} layers: use at most that many")
+    if layout.pp > 1 and any(getattr(block, "reads_layer", None) is not None for block in _blocks(spec)):
+        raise ConfigError("layers that read another layer's cache cannot be split into stages: use PP 1")
+    experts = {b.router.num_experts for b in _blocks(spec) if isinstance(b, MoeSpec)}
+    if layout.ep > 1 and not experts:
+        raise ConfigError(f"EP {layout.ep} needs a mixture of experts, which this model is not: use EP 1")
+    if any(size % layout.ep for size in experts) or max(layout.ep, layout.tp) % min(layout.ep, layout.tp):
+        works = [n for n in range(1, min(experts) + 1) if not any(size % n for size in experts)
+                 and max(n, layout.tp) % min(n, layout.tp) == 0]
+        raise ConfigError(f"EP {layout.ep} does not divide {max(experts)} experts beside TP {layout.tp}: "
+                          f"sizes that work are {', '.join(map(str, works))}")
+
+
+def share_of_block(block: BlockSpec, layout: Layout) -> BlockSpec:
+    """What one device computes of a block; experts are counted whole and spread by `stages`."""
+    sizes = {f.name for f in fields(block)}  # type: ignore[arg-type]
+    cut: dict[str, Any] = {name: getattr(block, name) // layout.tp for name in _CUT if name in sizes}
+    cut |= {name: max(getattr(block, name) // layout.tp, 1) for name in _CUT_TO_ONE if name in sizes}
+    if isinstance(block, MoeSpec):
+        cut["intermediate_size"] = block.intermediate_size // layout.expert_cut
+    return replace(block, **cut) if cut else block  # type: ignore[type-var]
+
+
+def _share(spec: ModelSpec, layout: Layout, layers: tuple[LayerSpec, ...]) -> ModelSpec:
+    shares = {layer: LayerSpec(blocks=tuple((name, share_of_block(block, layout))
+                                            for name, block in layer.blocks)) for layer in set(layers)}
+    return replace(spec, vocab_size=spec.vocab_size // layout.tp, layers=tuple(shares[x] for x in layers))
+
+
+def _spread(line: Line, layout: Layout, skew: float) -> Line:
+    """A line of experts on one of ep devices, which serves all groups."""
+    if not any(name == DISTINCT for (name, _), _ in line.read):
+        return line
+
+    def routed(one: Form) -> Form:
+        return tuple(((name, (*of[:2], skew, layout.groups) if isinstance(of, tuple) else of), value)
+                     for (name, of), value in one)
+
+    read = routed(line.read) if skew or layout.groups > 1 else line.read
+    return replace(line, flops=scale(line.flops, layout.groups / layout.ep), read=scale(read, 1 / layout.ep),
+                   packs=line.packs // layout.ep)
+
+
+def _layer_bytes(layer: LayerSpec, weight_bytes: WeightBytes, ep: int) -> float:
+    total = 0.0
+    for name, block in layer.blocks:
+        spread = {of for cost in block.cost() for of in cost.share_of}
+        for param in block.params():
+            held = weight_bytes(f"layers.0.{name}.{param.name}", param)
+            total += held / ep if param.name in spread else held
+    return total
+
+
+def _stage(share: ModelSpec, layout: Layout, held: "_Held", at: int, begin: int) -> Stage:
+    first, last = at == 0, at == layout.pp - 1
+    alike: dict[tuple[LayerSpec, object], list[int]] = {}
+    for index, layer in enumerate(share.layers, begin):
+        alike.setdefault((layer, held.layer_key(index)), []).append(index)
+    lines: list[Line] = []
+    held_bytes = 0.0
+    for (layer, _), (index, *more) in alike.items():
+        one = account(replace(share, layers=(layer,)), weight_bytes=held.of_layer(index),
+                      cache_element_bytes=held.element_bytes).lines
+        lines += [_spread(replace(x, count=x.count * (1 + len(more))), layout, held.skew) for x in one[1:-1]]
+        held_bytes += (1 + len(more)) * _layer_bytes(layer, held.of_layer(index), layout.ep)
+    outside = dict(replace(share, layers=()).params())
+    held_bytes += sum(held.weight_bytes(name, param) for name, param in outside.items()
+                      if (first if name == "embed.weight" else last))
+    if share.tied_embeddings and last and not first:
+        held_bytes += held.weight_bytes("embed.weight", outside["embed.weight"])
+    blocks = [block for layer in share.layers for _, block in layer.blocks]
+    return Stage(spec=share, weights_bytes=held_bytes, first=first, last=last, num_mixing=len(blocks),
+                 num_routed=sum(isinstance(block, MoeSpec) for block in blocks),
+                 account=Account(lines=(*one[:first], *lines, *one[len(one) - last:])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """How a model is held and routed; see `stages`."""
+
+    weight_bytes: WeightBytes
+    element_bytes: float
+    skew: float
+    layer_key: Callable[[int], object]
+
+    def of_layer(self, index: int) -> WeightBytes:
+        """For a layer that stands alone, as number 0."""
+        return lambda name, param: self.weight_bytes(name.replace("layers.0.", f"layers.{index}.", 1), param)
+
+
+def stages(spec: ModelSpec, layout: Layout, *, weight_bytes: WeightBytes, cache_element_bytes: float,
+           skew: float = 0.0, layer_key: Callable[[int], object] = lambda index: 0) -> tuple[Stage, ...]:
+    """One device of each pipeline stage. ConfigError where the shape does not allow the layout.
+
+    weight_bytes: of a parameter as cut. skew: of the routers' choices (`spec.cost.expected_distinct`).
+    layer_key: differs for equal layers that are held in different formats. Earlier stages take the layers
+    that do not divide: the last has the head.
+    """
+    check_layout(spec, layout)
+    held = _Held(weight_bytes=weight_bytes, element_bytes=cache_element_bytes, skew=skew, layer_key=layer_key)
+    each, more = divmod(len(spec.layers), layout.pp)
+    found, begin = [], 0
+    for at in range(layout.pp):
+        end = begin + each + (at < more)
+        found.append(_stage(_share(spec, layout, spec.layers[begin:end]), layout, held, at, begin))
+        begin = end
+    return tuple(found)
+
+
+def total_weights(found: Iterable[Stage], layout: Layout) -> float:
+    """Bytes of a replica's weights over all its devices, copies included."""
+    return sum(stage.weights_bytes for stage in found) * layout.tp * layout.groups

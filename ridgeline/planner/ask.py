@@ -1,0 +1,165 @@
+"""What a plan is asked: a workload on a deployment, checked by the flags' names. Knows no arithmetic of
+plans."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.units import parse_bytes
+
+WEIGHTS = ("bf16", "fp8", "int8", "int4")
+CACHES = ("bf16", "fp8", "int8")
+_NONE: Mapping[str, object] = MappingProxyType({})
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+
+
+def parse_seconds(text: str) -> float:
+    """'500ms', '0.5s' or '0.5' as seconds."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]*)\s*", text)
+    if match is None or match.group(2) not in _SECONDS:
+        raise ConfigError(f"cannot read {text!r} as a time: write it like 500ms or 0.5s")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def parse_link(text: str) -> float:
+    """'50GB/s' or '400Gb/s' (a small b is bits) as bytes a second."""
+    match = re.fullmatch(r"\s*([0-9.]+\s*[kKMGT]?i?)([bB]?)(/s|ps)?\s*", text)
+    if match is None:
+        raise ConfigError(f"cannot read {text!r} as a link: write it like 50GB/s or 400Gb/s")
+    return parse_bytes(match.group(1) + match.group(2).upper()) / (8 if match.group(2) == "b" else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculate:
+    """gamma drafts a step, each accepted with chance alpha and costing `draft` of a step of the target."""
+
+    gamma: int
+    alpha: float
+    draft: float
+
+    def __post_init__(self) -> None:
+        _need(1 <= self.gamma <= 64, f"--speculate gamma is {self.gamma}: it takes 1 to 64 drafts")
+        _need(0 <= self.alpha <= 1, f"--speculate alpha is {self.alpha:g}: a chance is from 0 to 1")
+        _need(0 <= self.draft <= 1, f"--speculate draft is {self.draft:g}: a draft costs from 0 to 1 step")
+
+
+def parse_speculate(text: str) -> Speculate:
+    """'gamma=4,alpha=.8,draft=.05'; what is left out is that."""
+    given = _fields("--speculate", text, {"gamma": int, "alpha": float, "draft": float})
+    return Speculate(gamma=int(given.get("gamma", 4)), alpha=given.get("alpha", 0.8),
+                     draft=given.get("draft", 0.05))
+
+
+def _fields(flag: str, text: str, kinds: Mapping[str, Callable[[str], float]]) -> dict[str, float]:
+    found = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() not in kinds:
+            raise ConfigError(f"{flag} has no {name.strip()!r}: it takes {', '.join(kinds)}")
+        try:
+            found[name.strip()] = kinds[name.strip()](value)
+        except ValueError:
+            raise ConfigError(f"{flag} {name.strip()} cannot be {value!r}: it takes a number") from None
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """images a request, each cut into `tiles`. encoder: its name, None for the model's own. pooling: patches
+    that become one visual token, None for the model's own."""
+
+    images: int
+    tiles: int | None = None
+    encoder: str | None = None
+    pooling: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """All that shapes a plan. None: decided by the plan, which says how.
+
+    gpus: devices in all. prompt, output: tokens a request (prompt without visual tokens). batch: sequences
+    decoded together over the whole deployment; rate: requests a second; concurrency: users who each have one
+    request in flight. weight_only: packed weights are unpacked before 16-bit products although the device
+    could multiply them. memory_bytes: of a device, instead of the marketed size. shared_prefix: tokens that
+    begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a kernel for
+    it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill and decode
+    devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour: of one
+    device.
+    """
+
+    model: str
+    gpu: str
+    gpus: int | None = None
+    prompt: int = 2048
+    output: int = 256
+    batch: int | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    weights: str | None = None
+    weight_only: bool = False
+    kv: str = "bf16"
+    memory_bytes: int | None = None
+    workspace_bytes: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    shared_prefix: int = 0
+    read_prefix_once: bool = False
+    prefix_hit: float = 0.0
+    prompt_logprobs: bool = False
+    speculate: Speculate | None = None
+    disaggregate: bool = False
+    link_bytes_per_s: float | None = None
+    skew: float = 0.0
+    price_usd_per_hour: float | None = None
+    overrides: Mapping[str, object] = field(default_factory=lambda: _NONE)
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "prompt", "output", "batch", "rate", "concurrency", "tp", "pp", "ep", "dp",
+                     "memory_bytes", "ttft_s", "tpot_s", "link_bytes_per_s"):
+            value = getattr(self, name)
+            _need(value is None or value > 0, f"{flag_of(name)} is {value}: it must be above 0")
+        for name in ("shared_prefix", "workspace_bytes", "skew", "price_usd_per_hour"):
+            value = getattr(self, name)
+            _need(value is None or value >= 0, f"{flag_of(name)} is {value}: it cannot be negative")
+        self._check_choices()
+        self._check_together()
+
+    def _check_choices(self) -> None:
+        _need(self.weights in (None, *WEIGHTS),
+              f"--weights {self.weights} is not known: use {', '.join(WEIGHTS)}")
+        _need(self.kv in CACHES, f"--kv {self.kv} is not known: use {', '.join(CACHES)}")
+        _need(0 <= self.prefix_hit < 1, f"--prefix-hit is {self.prefix_hit:g}: a share is from 0 to below 1")
+        given = [flag for flag, value in (("--batch", self.batch), ("--rate", self.rate),
+                                          ("--concurrency", self.concurrency)) if value is not None]
+        _need(len(given) < 2,
+              f"{' and '.join(given)} contradict one another: each decides the batch; give one")
+
+    def _check_together(self) -> None:
+        _need(self.shared_prefix < self.prompt or not self.shared_prefix,
+              f"--shared-prefix {self.shared_prefix} is not below --prompt {self.prompt}: a prompt needs a "
+              "token of its own")
+        _need(not (self.shared_prefix and self.prefix_hit), "--shared-prefix and --prefix-hit contradict one "
+              "another: both say what the cache holds of a prompt; give one")
+        _need(self.shared_prefix > 0 or not self.read_prefix_once, "--read-prefix-once needs --shared-prefix")
+        _need(self.disaggregate or self.link_bytes_per_s is None, "--link is of --disaggregate: give both")
+        _need(not self.weight_only or self.weights not in (None, "bf16"),
+              "--weight-only needs --weights fp8, int8 or int4: bf16 is multiplied as it is")
+
+
+def flag_of(name: str) -> str:
+    """The flag behind a field: without the unit that the field's name ends in."""
+    for unit in ("_bytes_per_s", "_usd_per_hour", "_bytes", "_s"):
+        name = name.removesuffix(unit)
+    return "--" + name.replace("_", "-")
+
+
+def _need(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)

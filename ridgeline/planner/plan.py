@@ -1,0 +1,260 @@
+"""A plan: does it fit, how fast, at what price, and what binds. Floors and estimates are two readings of one
+ask and are never mixed; `nominal` is the third, of closed forms.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from ridgeline.ledger.closed import end_to_end, expected_tokens
+from ridgeline.ledger.comm import link_rate, transfer_s
+from ridgeline.ledger.deployment import Timing
+from ridgeline.ledger.layout import total_weights
+from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes
+from ridgeline.ledger.sums import Rows
+from ridgeline.planner.ask import Ask
+from ridgeline.planner.nominal import nominal_reading
+from ridgeline.planner.reading import Reading, binding_limit, per_million
+from ridgeline.planner.room import KV_BYTES, STEP_TOKENS, Held
+from ridgeline.planner.setup import Setup, Workshop
+from ridgeline.spec.cache import Paged, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """One reading's seconds. tpot_s: of a step of decodes alone; mixed_s: with the prompts that replace
+    finished sequences, in the same steps or between them (a floor takes the better, an estimate the latter);
+    step_s: of one step, which yields more than one token under speculation."""
+
+    ttft_s: float
+    tpot_s: float
+    mixed_s: float
+    step_s: float
+    prefill_s: float
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The two phases of an ask at `rows` sequences a lane, in both readings."""
+
+    rows: int
+    decode_rows: Rows
+    prefill_rows: Rows
+    decode: Timing
+    prefill: Timing
+    floor: Speed
+    estimate: Speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What an ask gives. exact: floors; estimate: floors over efficiencies; nominal: closed forms. feasible:
+    it fits and the estimate meets the targets; else `why` says what fails. goodput_batch: the largest batch
+    whose estimate meets them, None without targets or where none does."""
+
+    ask: Ask
+    setup: Setup
+    batch: int
+    steps: Steps
+    memory: Held
+    exact: Reading
+    estimate: Reading
+    nominal: Reading
+    sustained_tok_s: tuple[float, float]
+    kv_reserved_bytes_per_sequence: int
+    max_context_at_batch_tokens: int
+    goodput_batch: int | None
+    feasible: bool
+    why: str
+
+    @property
+    def prefill_share(self) -> float:
+        """Of the estimated time that devices spend on a request, the share of its prompt."""
+        decode_s = self.setup.ask.output * self.steps.estimate.tpot_s / max(self.steps.rows, 1)
+        return self.steps.estimate.prefill_s / (self.steps.estimate.prefill_s + decode_s)
+
+
+def cached_tokens(ask: Ask) -> int:
+    """Tokens of a prompt that the cache holds already."""
+    return ask.shared_prefix or int(ask.prefix_hit * ask.prompt)
+
+
+def mean_context(ask: Ask) -> int:
+    """Tokens behind a decode, its own included: the middle of the output."""
+    return ask.prompt + ask.output // 2
+
+
+def phases(ask: Ask, rows: int) -> tuple[Rows, Rows]:
+    """(decodes of a step, one prompt) of a lane."""
+    drafts, hit = (ask.speculate.gamma if ask.speculate else 0), cached_tokens(ask)
+    decode = Rows(rows=rows, start=mean_context(ask) - 1, count=1 + drafts, projected=1.0 + drafts,
+                  shared=ask.shared_prefix if ask.read_prefix_once else 0)
+    prompt = ask.prompt - hit
+    return decode, Rows(rows=1, start=hit, count=prompt, projected=prompt if ask.prompt_logprobs else 1)
+
+
+def timed(setup: Setup, rows: int) -> Steps:
+    """Both phases at so many sequences a lane."""
+    ask, deployment = setup.ask, setup.deployment
+    decoding, prompt = phases(ask, rows)
+    decode = deployment.decode([decoding])
+    prefill = deployment.prefill(prompt, -(-prompt.count // STEP_TOKENS))
+    tokens, draft_floor, draft_estimate = 1.0, 0.0, 0.0
+    if ask.speculate:
+        tokens = expected_tokens(ask.speculate.alpha, ask.speculate.gamma)
+        one, cost = deployment.decode([replace(decoding, count=1, projected=1)]), ask.speculate
+        draft_floor, draft_estimate = (cost.gamma * cost.draft * s for s in (one.floor_s, one.estimate_s))
+    moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup)) if ask.disaggregate else 0.0
+    floor_s, estimate_s = decode.floor_s + draft_floor, decode.estimate_s + draft_estimate
+    if ask.disaggregate:
+        mixed_floor, mixed_estimate = floor_s / tokens, estimate_s / tokens
+    else:
+        arriving = replace(prompt, rows=rows * tokens / ask.output)
+        together = (deployment.decode([decoding, arriving]).floor_s + draft_floor) / tokens
+        apart = max(step.floor_s for step in prefill.steps)
+        busy = max(step.estimate_s for step in prefill.steps)
+        mixed_floor = min(together, floor_s / tokens + rows / ask.output * apart)
+        mixed_estimate = estimate_s / tokens + rows / ask.output * busy
+    return Steps(
+        rows=rows, decode_rows=decoding, prefill_rows=prompt, decode=decode, prefill=prefill,
+        floor=Speed(ttft_s=max(prefill.floor_s, moved_s), tpot_s=floor_s / tokens, mixed_s=mixed_floor,
+                    step_s=floor_s, prefill_s=prefill.floor_s, transfer_s=moved_s),
+        estimate=Speed(ttft_s=prefill.estimate_s + moved_s, tpot_s=estimate_s / tokens,
+                       mixed_s=mixed_estimate, step_s=estimate_s, prefill_s=prefill.estimate_s,
+                       transfer_s=moved_s))
+
+
+def transferred_bytes(setup: Setup) -> float:
+    """Of a prompt's cache, what one device sends to the decode side."""
+    devices = setup.layout.tp * setup.layout.pp
+    return needed_cache_bytes(setup.spec, setup.ask.prompt, KV_BYTES[setup.ask.kv]) / devices
+
+
+def transfer_rate(setup: Setup) -> float:
+    """Bytes/s of a device's link to the decode side: as given, else its network."""
+    return setup.ask.link_bytes_per_s or link_rate(setup.device, 1 << 30)
+
+
+def growth_bytes(setup: Setup) -> float:
+    """Cache bytes that one more token writes."""
+    kept = [one for layer in setup.spec.cache(KV_BYTES[setup.ask.kv]) for one in layer]
+    return sum(one.bytes_per_entry / one.tokens_per_entry if isinstance(one, Paged)
+               else one.bytes_per_token if isinstance(one, Window) else 0 for one in kept)
+
+
+def limits(setup: Setup) -> tuple[float, float, int]:
+    """(B*, B_cross, B_max) of the whole deployment, exactly: every expert that a batch reads, whole pages."""
+    lane = setup.deployment
+
+    def weights_over_cache(rows: float) -> float:
+        step = lane.decode([replace(phases(setup.ask, 1)[0], rows=rows)])
+        cache = step.total("cache_bytes")
+        return rows * (step.total("moved_bytes") - cache) / cache if cache else inf
+
+    cross = 1e6
+    for _ in range(40 if setup.deployment.stages[0].num_routed else 2):
+        cross = weights_over_cache(cross)
+        if cross == inf:
+            break
+    return lane.ridge_rows() * setup.lanes, cross * setup.lanes, setup.max_rows() * setup.lanes
+
+
+def pool_ratio(setup: Setup, speed: Speed, rows: int) -> float:
+    """Prefill devices that a decode device keeps busy; 0 where the same devices do both."""
+    if not setup.ask.disaggregate:
+        return 0.0
+    return rows / setup.ask.output / speed.tpot_s * speed.prefill_s
+
+
+def reading(setup: Setup, steps: Steps, speed: Speed, batch: int,
+            bounds: tuple[float, float, int]) -> Reading:
+    """An exact reading: of floors or of estimates, as `speed` is."""
+    ask, decode, lanes = setup.ask, steps.decode, setup.lanes
+    b_star, b_cross, b_max = bounds
+    many = setup.deployment.decode([replace(steps.decode_rows, rows=1e9)])
+    moved = decode.total("moved_bytes")
+    tokens = expected_tokens(ask.speculate.alpha, ask.speculate.gamma) if ask.speculate else 1.0
+    price = setup.device.price_usd_per_hour if ask.price_usd_per_hour is None else ask.price_usd_per_hour
+    devices = setup.layout.num_devices * (1 + pool_ratio(setup, speed, steps.rows))
+    return Reading(
+        fits=b_max >= batch, weights_bytes=total_weights(setup.deployment.stages, setup.layout),
+        kv_bytes_per_token=growth_bytes(setup), b_star=b_star, b_cross=b_cross, b_max=b_max,
+        kv_bytes_per_sequence=needed_cache_bytes(setup.spec, setup.length, KV_BYTES[ask.kv]),
+        ttft_s=speed.ttft_s, tpot_s=speed.tpot_s, e2e_s=end_to_end(speed.ttft_s, speed.tpot_s, ask.output),
+        output_tok_s=batch / speed.tpot_s, per_user_tok_s=1 / speed.tpot_s,
+        kv_share_of_step=decode.total("cache_bytes") / moved, intensity=decode.total("flops") / moved,
+        intensity_ceiling=many.total("flops") / many.total("moved_bytes"),
+        throughput_ceiling_tok_s=lanes * tokens * setup.deployment.ceiling_rows_per_s(steps.decode_rows),
+        binding_limit=binding_limit(b_star, b_cross, b_max),
+        cost_per_million_usd=per_million(price, devices, batch / speed.mixed_s),
+        max_context_tokens=setup.max_tokens())
+
+
+def settle_batch(ask: Ask, shop: Workshop) -> tuple[int, str]:
+    """Sequences in flight, and why not more where a rate needs more than memory holds. By Little's law a rate
+    keeps rate * output * TPOT of them decoding, prompts in between included, as estimated."""
+    if ask.rate is None:
+        return ask.batch or ask.concurrency or 1, ""
+    setup = shop.setup(ask)
+    most = setup.max_rows()
+    wanted = ask.rate
+
+    def completed(rows: int) -> float:
+        return rows * setup.lanes / (ask.output * timed(setup, rows).estimate.mixed_s) if rows else 0.0
+
+    rows = _first(lambda n: completed(n) >= wanted, most)
+    if rows is None:
+        return max(most, 1) * setup.lanes, (
+            f"{wanted:g} requests/s are more than it completes: {completed(most):.3g} with the "
+            f"{most * setup.lanes} sequences that memory holds")
+    return rows * setup.lanes, ""
+
+
+def _first(holds: Callable[[int], bool], most: int) -> int | None:
+    """The smallest n in 1..most that holds, None without one; once it holds it goes on to."""
+    if most < 1 or not holds(most):
+        return None
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def misses(ask: Ask, speed: Speed) -> str:
+    """Which targets the speed does not meet, "" when it meets all."""
+    wanted = (("TTFT", speed.ttft_s, ask.ttft_s), ("TPOT", speed.mixed_s, ask.tpot_s))
+    return " and ".join(f"{name} is {value * 1e3:.3g} ms where {limit * 1e3:.3g} are wanted"
+                        for name, value, limit in wanted if limit is not None and value > limit)
+
+
+def goodput_batch(setup: Setup) -> int | None:
+    """The largest batch that fits and whose estimate meets the targets: past it, more tokens are fewer good
+    ones."""
+    if setup.ask.ttft_s is None and setup.ask.tpot_s is None:
+        return None
+    most = setup.max_rows()
+    bad = _first(lambda n: bool(misses(setup.ask, timed(setup, n).estimate)), most)
+    rows = most if bad is None else bad - 1
+    return rows * setup.lanes or None
+
+
+def plan(ask: Ask, shop: Workshop | None = None) -> Plan:
+    """ConfigError for an ask that no arithmetic can meet; an ask that does not fit gives a plan that says
+    so."""
+    shop = shop or Workshop()
+    batch, why = settle_batch(ask, shop)
+    setup = shop.setup(replace(ask, batch=batch, rate=None, concurrency=None))
+    steps, bounds = timed(setup, setup.rows(batch)), limits(setup)
+    exact, estimate = (reading(setup, steps, speed, batch, bounds) for speed in (steps.floor, steps.estimate))
+    memory = setup.held(steps.rows)
+    if not exact.fits:
+        why = f"{batch} sequences of {setup.length} tokens do not fit: {exact.b_max} do"
+    return Plan(
+        ask=ask, setup=setup, batch=batch, steps=steps, memory=memory, exact=exact, estimate=estimate,
+        nominal=nominal_reading(setup, batch, mean_context(ask)), goodput_batch=goodput_batch(setup),
+        sustained_tok_s=(batch / steps.floor.mixed_s, batch / steps.estimate.mixed_s),
+        kv_reserved_bytes_per_sequence=reserved_cache_bytes(setup.rooms[0].layout, setup.length),
+        max_context_at_batch_tokens=setup.max_tokens(steps.rows),
+        why=why or misses(ask, steps.estimate), feasible=not (why or misses(ask, steps.estimate)))

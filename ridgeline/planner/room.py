@@ -1,0 +1,102 @@
+"""The memory of one device of a stage, by term: what is fixed, and what each sequence adds. The sum of the
+terms is the capacity. Knows no time.
+"""
+
+from dataclasses import dataclass
+
+from ridgeline.ledger.efficiency import Efficiency
+from ridgeline.ledger.layout import Stage
+from ridgeline.ledger.memory import needed_cache_bytes, step_bytes
+from ridgeline.planner.ask import Ask
+from ridgeline.spec.cache import CacheLayout, Paged, plan_layout
+
+BLOCK_TOKENS = 16  # of a cache page
+STEP_TOKENS = 8192  # most of one step: a longer prompt goes through in chunks of it
+KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
+_FEWEST_STEP_TOKENS = 1024  # that a step of decodes is given room for
+_ELEMENT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One device's memory with some sequences of the asked length, bytes. needed: of the cache, to the byte;
+    rounding: what whole pages add. All terms sum to the capacity; spare is negative where they do not fit."""
+
+    capacity: int
+    weights: float
+    kv_needed: float
+    kv_rounding: float
+    activations: float
+    workspace: float
+    draft: float
+    spare: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """One device of a stage. step_bytes: activations of the widest step; row_bytes: logits and what else a
+    step holds of each sequence; shared: tokens of a prefix that is held once. All bytes."""
+
+    capacity: int
+    weights: float
+    step_bytes: float
+    row_bytes: float
+    workspace: float
+    draft: float
+    layout: CacheLayout
+    stage: Stage
+    element_bytes: int
+    shared: int
+
+    @property
+    def fixed(self) -> float:
+        return self.weights + self.step_bytes + self.workspace + self.draft
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages of the common prefix."""
+        return sum(self.shared // one.tokens_per_page for one in self.layout.groups if one.kind is Paged)
+
+    def num_pages(self, rows: int) -> int:
+        """Pages beside so many sequences' activations, page 0 (never given out) included."""
+        return max(int((self.capacity - self.fixed - rows * self.row_bytes) // self.layout.page_bytes), 0)
+
+    def fits(self, length: int, rows: int) -> bool:
+        """True when `rows` sequences of `length` tokens can be resident together."""
+        shared = self.shared_pages
+        pages = rows * (self.layout.pages_for(length) - shared) + shared
+        return pages <= self.num_pages(rows) - 1
+
+    def max_rows(self, length: int) -> int:
+        """Sequences of `length` tokens that are resident together."""
+        shared, page = self.shared_pages, self.layout.page_bytes
+        each = (self.layout.pages_for(length) - shared) * page + self.row_bytes
+        rows = max(int((self.capacity - self.fixed - (1 + shared) * page) / each), 0)
+        return rows if self.fits(length, rows) or not rows else rows - 1
+
+    def held(self, length: int, rows: int) -> Held:
+        """The terms with `rows` sequences of `length` tokens."""
+        shared = self.shared_pages
+        pages = rows * (self.layout.pages_for(length) - shared) + shared
+        needed = rows * needed_cache_bytes(self.stage.spec, length, self.element_bytes)
+        needed -= min(max(rows - 1, 0) * shared * self.layout.page_bytes, needed)
+        rounding = pages * self.layout.page_bytes - needed
+        activations = self.step_bytes + rows * self.row_bytes
+        return Held(capacity=self.capacity, weights=self.weights, kv_needed=needed, kv_rounding=rounding,
+                    activations=activations, workspace=self.workspace, draft=self.draft,
+                    spare=self.capacity - self.fixed - rows * self.row_bytes - needed - rounding)
+
+
+def room_of(ask: Ask, stage: Stage, capacity: int, eff: Efficiency) -> Room:
+    """The memory that an ask finds. A draft weighs what its cost says: that share of the weights; logits of
+    every prompt position are held where they are asked for."""
+    tokens = min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
+    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, element_bytes=_ELEMENT)
+                 for rows in (0, 1))
+    positions = ask.prompt if ask.prompt_logprobs else 0
+    return Room(capacity=capacity, weights=stage.weights_bytes, row_bytes=one - none, stage=stage,
+                step_bytes=none + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
+                workspace=eff.workspace_bytes if ask.workspace_bytes is None else ask.workspace_bytes,
+                draft=ask.speculate.draft * stage.weights_bytes if ask.speculate else 0.0,
+                element_bytes=KV_BYTES[ask.kv],
+                layout=plan_layout(stage.spec.cache(KV_BYTES[ask.kv]), block_tokens=BLOCK_TOKENS))

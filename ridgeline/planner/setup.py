@@ -1,0 +1,206 @@
+"""From an ask to a deployment: the model, the device, the layout, the numeric path and the memory. What was
+chosen because the ask left it open is said in `choices`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.ledger.deployment import Deployment, Rates
+from ridgeline.ledger.efficiency import Efficiency
+from ridgeline.ledger.layout import Layout, Stage, stages, tensor_sizes
+from ridgeline.models.catalog import Found, find
+from ridgeline.planner.ask import Ask
+from ridgeline.planner.room import KV_BYTES, Held, Room, room_of
+from ridgeline.spec.block import ParamSpec
+from ridgeline.spec.hardware import HardwareSpec, hardware
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.quant import FORMATS, WeightFormat, WeightPlan
+
+_FORMATS = {"bf16": "", "fp8": "fp8", "int8": "int8_row", "int4": "int4_g128"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """How weights are held and multiplied. weights: what the reader is told. weight_bytes: mean of a
+    parameter, of the nominal reading. native: the device multiplies packed weights as they are."""
+
+    weights: str
+    weight_bytes: float
+    native: bool
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """All that is settled before a batch is. rooms: the memory of one device of each stage."""
+
+    ask: Ask
+    spec: ModelSpec
+    device: HardwareSpec
+    layout: Layout
+    numerics: Numerics
+    deployment: Deployment
+    rooms: tuple[Room, ...]
+    choices: tuple[str, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.ask.prompt + self.ask.output
+
+    @property
+    def lanes(self) -> int:
+        """Groups of the deployment that decode different sequences."""
+        return self.layout.groups * self.layout.dp
+
+    def rows(self, batch: float) -> int:
+        """Sequences of the fullest lane."""
+        return ceil(batch / self.lanes)
+
+    def max_rows(self) -> int:
+        """Sequences of the asked length that a lane holds."""
+        return min(room.max_rows(self.length) for room in self.rooms)
+
+    def max_tokens(self, rows: int = 1) -> int:
+        """The longest sequences of which a lane holds so many, 0 where not even the shortest fit."""
+        low, high = 0, 1 << 26
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = all(room.fits(middle, rows) for room in self.rooms)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def held(self, rows: int) -> Held:
+        """The memory of the fullest device."""
+        return min((room.held(self.length, rows) for room in self.rooms), key=lambda one: one.spare)
+
+
+class Workshop:
+    """Opens models and devices and builds deployments, each once: a search asks for the same ones often."""
+
+    def __init__(self, efficiency: Efficiency | None = None, device: HardwareSpec | None = None) -> None:
+        self._efficiency, self._device = efficiency or Efficiency(), device
+        self._devices: dict[str, HardwareSpec] = {}
+        self._models: dict[tuple[str, str], Found] = {}
+        self._stages: dict[tuple[object, ...], tuple[Stage, ...]] = {}
+        self._deployments: dict[tuple[object, ...], Deployment] = {}
+
+    def setup(self, ask: Ask) -> Setup:
+        """ConfigError, naming the flag and what works, where the ask cannot be met by any arithmetic."""
+        found, device = self.model(ask), self.device(ask)
+        spec = found.spec
+        layout, choices = choose_layout(ask, spec)
+        name, formats, packed = formats_of(ask, found)
+        numerics, why = choose_numerics(ask, spec, device, name, packed)
+        key = (ask.model, str(ask.overrides), layout.tp, layout.pp, layout.ep, name, ask.kv, ask.skew)
+        if key not in self._stages:
+            self._stages[key] = stages(spec, layout, weight_bytes=formats.num_bytes, skew=ask.skew,
+                                       cache_element_bytes=KV_BYTES[ask.kv], layer_key=formats.layer_key)
+        full = (*key, device.name, numerics.native)
+        if full not in self._deployments:
+            self._deployments[full] = Deployment(layout=layout, stages=self._stages[key], device=device,
+                                                 rates=numerics.rates, efficiency=self._efficiency)
+        capacity = ask.memory_bytes or device.marketed_bytes
+        rooms = tuple(room_of(ask, stage, capacity, self._efficiency) for stage in self._stages[key])
+        return Setup(ask=ask, spec=spec, device=device, layout=layout, numerics=numerics, rooms=rooms,
+                     deployment=self._deployments[full], choices=(*choices, *why))
+
+    def model(self, ask: Ask) -> Found:
+        """The model as its name or files say, with the fields that the ask changes."""
+        key = (ask.model, str(ask.overrides))
+        if key not in self._models:
+            self._models[key] = find(ask.model, ask.overrides)
+        return self._models[key]
+
+    def device(self, ask: Ask) -> HardwareSpec:
+        if self._device is not None:
+            return self._device
+        if ask.gpu not in self._devices:
+            self._devices[ask.gpu] = hardware(ask.gpu)
+        return self._devices[ask.gpu]
+
+
+def choose_layout(ask: Ask, spec: ModelSpec) -> tuple[Layout, list[str]]:
+    """Degrees as given; those left open fill the devices: tensor parallel as far as it divides, then
+    replicas."""
+    choices = []
+    pp, ep = ask.pp or 1, ask.ep or 1
+    tp = ask.tp
+    if tp is None:
+        room = max((ask.gpus or 1) // (pp * (ask.dp or 1)), 1)
+        tp = max(t for t in tensor_sizes(spec) if t <= room and room % t == 0) if ask.ep is None else 1
+        if ask.gpus and ask.gpus > 1:
+            choices.append(f"TP {tp} of {ask.gpus} devices, as no --tp was given")
+    layout = Layout(tp=tp, pp=pp, ep=ep, dp=ask.dp or 1)
+    if ask.gpus is None:
+        return layout, choices
+    if ask.dp is None and ask.gpus % layout.replica_devices == 0:
+        layout = Layout(tp=tp, pp=pp, ep=ep, dp=ask.gpus // layout.replica_devices)
+    if layout.num_devices != ask.gpus:
+        raise ConfigError(f"--gpus {ask.gpus} and {layout.text()}, which is {layout.num_devices} devices, "
+                          "contradict one another: leave --gpus out or change a degree")
+    return layout, choices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """How the weights of a plan are held: the blocks' matrices packed, or the experts' alone; embedding, head
+    and small tensors in the model's own float type, as packed checkpoints have them. stored: bytes of each
+    parameter of a checkpoint's files, which go before all formats; whole: its elements."""
+
+    plan: WeightPlan
+    experts_only: bool = False
+    stored: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, int] = field(default_factory=dict)
+
+    def num_bytes(self, name: str, param: ParamSpec) -> float:
+        """`ledger.account.WeightBytes`; a share of a stored tensor has its share of the bytes."""
+        named = "embed.weight" if name == "head.weight" and name not in self.stored else name  # tied
+        if named in self.stored:
+            return self.stored[named] * param.num_elements / self.whole[named]
+        if self.experts_only and len(param.shape) != 3:
+            return replace(self.plan, linear=self.plan.head).num_bytes(name, param)
+        return self.plan.num_bytes(name, param)
+
+    def layer_key(self, index: int) -> object:
+        """Differs where two equal layers are held in different formats."""
+        prefix = f"layers.{index}."
+        return tuple(size for name, size in self.stored.items() if name.startswith(prefix))
+
+
+def formats_of(ask: Ask, found: Found) -> tuple[str, Formats, WeightFormat | None]:
+    """(name, formats, the packed one): as asked, else as the files or the published checkpoint hold the
+    model."""
+    spec = found.spec
+    plain = FORMATS[spec.dtype]
+    if ask.weights is None and found.stored_bytes:
+        whole = {name: param.num_elements for name, param in spec.params()}
+        same = WeightPlan(linear=plain, head=plain, embed=plain, other=plain)
+        packed = sum(found.stored_bytes.values()) < 1.5 * spec.num_params
+        return "as stored", Formats(plan=same, stored=found.stored_bytes, whole=whole), (
+            FORMATS["q8_g32"] if packed else None)
+    name = spec.stored_as if ask.weights is None else _FORMATS[ask.weights]
+    packing = FORMATS[name] if name else None
+    plan = WeightPlan(linear=packing or plain, head=plain, embed=plain, other=plain)
+    formats = Formats(plan=plan, experts_only=spec.stored_experts_only and ask.weights is None)
+    return name or "bf16", formats, packing
+
+
+def choose_numerics(ask: Ask, spec: ModelSpec, device: HardwareSpec, name: str,
+                    packed: WeightFormat | None) -> tuple[Numerics, list[str]]:
+    """Packed weights are multiplied as they are where the device can, else unpacked into 16 bit first."""
+    rates: Mapping[str, float] = device.flops_per_s
+    plain = next((rates[dtype] for dtype in ("bfloat16", "float16") if dtype in rates), device.peak_rate)
+    if packed is None:
+        rate = Rates(packed=plain, plain=plain)
+        return Numerics(weights=name, weight_bytes=2.0, native=True, rates=rate), []
+    if packed.dtype in rates and not ask.weight_only:
+        return Numerics(weights=name, weight_bytes=packed.bits / 8, native=True,
+                        rates=Rates(packed=rates[packed.dtype], plain=plain)), []
+    why = [] if ask.weight_only else [f"{device.name} does not multiply {name} weights: they are unpacked "
+                                      "before 16-bit products"]
+    unpack = rates.get("float32", plain)
+    return Numerics(weights=name, weight_bytes=packed.bits / 8, native=False,
+                    rates=Rates(packed=plain, plain=plain, unpack=unpack)), why
