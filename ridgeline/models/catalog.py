@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, read_json
-from ridgeline.models.describe import describe, runs
+from ridgeline.models.describe import describe
+from ridgeline.models.families import runs
 from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.hub import config_file
 from ridgeline.models.shapes import PUBLISHED
@@ -64,7 +65,7 @@ def find(text: str, overrides: Mapping[str, object] | None = None) -> Found:
         name, stored_as = known
         shape = PUBLISHED[name]
         spec = replace(describe({**shape.config, **changes}, name), stored_as=stored_as or shape.stored_as,
-                       stored_experts_only=shape.stored_experts_only)
+                       stored_plain=shape.stored_plain)
         return Found(name=name, spec=spec, where=PUBLISHED_SHAPE)
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
         raise ConfigError(f"no model {text!r}: {_nearest(text)}, or give a folder, a GGUF file or a Hub id "

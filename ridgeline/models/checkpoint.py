@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.base.errors import CheckpointError, ConfigError
-from ridgeline.models.families import FAMILIES, model_spec, weight_sources
+from ridgeline.models.families import model_spec, runs, weight_sources
 from ridgeline.models.files.gguf import read_gguf
 from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
@@ -83,8 +83,8 @@ def open_shape(name: str, *, overrides: Mapping[str, object] | None = None) -> C
 
 
 def run_shapes() -> list[str]:
-    """Names of the published shapes of families that run."""
-    return [name for name, config in SHAPES.items() if config["model_type"] in FAMILIES]
+    """Names of the published shapes that run; the others are described for planning."""
+    return [name for name, config in SHAPES.items() if runs(config)]
 
 
 def _open_folder(folder: Path, name: str, dummy: bool, overrides: Mapping[str, object]) -> Checkpoint:

@@ -11,6 +11,7 @@ from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import yarn_mscale
+from ridgeline.blocks.sparse.spec import SparseSpec
 from ridgeline.models.names import HF, Names, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
@@ -72,7 +73,7 @@ class DeepSeek:
         """Not there: a GGUF file of this architecture splits and transposes the up-projection."""
         raise ConfigError(f"GGUF files of {self.name} models are not read yet: use the safetensors folder")
 
-    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec:
+    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec | SparseSpec:
         nope, rotary = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
         rope = read_rope(config, head_dim=rotary, aliases={},
                          max_position=config.size("max_position_embeddings", self.max_position))

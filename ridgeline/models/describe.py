@@ -8,18 +8,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.models.described.images import WRAPPERS
 from ridgeline.models.described.table import DESCRIBED
 from ridgeline.models.families import FAMILIES, model_spec
 from ridgeline.models.read import ConfigReader
 from ridgeline.spec.model import ModelSpec
 
 _GROUPS = {32: "int4_g32", 128: "int4_g128"}
+# what a checkpoint's notes leave alone -> parts of our full names
+_PLAIN_PARTS = {"self_attn": ".attn.", "shared_experts": ".moe.shared_", r"mlp\.(gate|up": ".mlp."}
 _BY_HAND = "this format of matrices is not known: give the weights' format by hand"
 
 
 def describe(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:
     """The model that a config describes, whether it runs or not; `where` names the config in errors."""
     family = config.get("model_type")
+    if isinstance(family, str) and family in WRAPPERS:
+        text, vision = WRAPPERS[family]({k: v for k, v in config.items() if k != "quantization_config"},
+                                        where)
+        whole = {"quantization_config": config.get("quantization_config"), **text}
+        return replace(describe(whole, f"{where}: text_config"), vision=vision)
     quantization = config.get("quantization_config")
     notes = quantization if isinstance(quantization, Mapping) else {}
     stored = _stored_as(ConfigReader(notes, f"{where}: quantization_config")) if notes else ""
@@ -31,17 +39,9 @@ def describe(config: Mapping[str, object], where: str = "config.json") -> ModelS
                           f"known are {', '.join([*FAMILIES, *DESCRIBED])}")
     else:
         spec = model_spec(plain, where)
-    only = stored == "mxfp4" or any("self_attn" in str(name) for name in notes.get("ignore") or ())
-    return replace(spec, stored_as=stored, stored_experts_only=bool(stored) and only)
-
-
-def runs(config: Mapping[str, object]) -> bool:
-    """True when the engine runs what the config describes."""
-    try:
-        model_spec(config)
-    except ConfigError:
-        return False
-    return True
+    ignored = " ".join(map(str, notes.get("ignore") or notes.get("modules_to_not_convert") or ()))
+    plain_parts = tuple(ours for theirs, ours in _PLAIN_PARTS.items() if theirs in ignored)
+    return replace(spec, stored_as=stored, stored_plain=plain_parts if stored else ())
 
 
 def _stored_as(notes: ConfigReader) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
 from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, moe
+from ridgeline.models.described.images import WRAPPERS
 from ridgeline.models.described.table import DESCRIBED
 from ridgeline.models.read import ConfigReader
 from ridgeline.models.sources import Source
@@ -36,7 +37,7 @@ def model_spec(config: Mapping[str, object], where: str = "config.json") -> Mode
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ConfigError(f"{where}: the field model_type is missing: known are {', '.join(FAMILIES)}")
-    if family in DESCRIBED and family not in FAMILIES:
+    if family not in FAMILIES and (family in DESCRIBED or family in WRAPPERS):
         raise ConfigError(f"{where}: {family} models are described for planning, not run yet: what runs is "
                           f"{', '.join(FAMILIES)}")
     quantization = config.get("quantization_config")
@@ -46,6 +47,15 @@ def model_spec(config: Mapping[str, object], where: str = "config.json") -> Mode
         raise ConfigError(f"{where}: the weights are quantized ({method}), which "
                           "is not read yet: use the unquantized checkpoint or a GGUF file of the model")
     return FAMILIES[family].spec(ConfigReader(config, where))
+
+
+def runs(config: Mapping[str, object]) -> bool:
+    """True when the engine runs what the config describes."""
+    try:
+        model_spec(config)
+    except ConfigError:
+        return False
+    return True
 
 
 def weight_sources(spec: ModelSpec, *, gguf: bool = False) -> dict[str, Source]:

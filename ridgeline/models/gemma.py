@@ -24,7 +24,10 @@ class Gemma(Dense):
         """See Dense. Embeddings are multiplied by the root of their width."""
         config.inert(("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation",
                       "hidden_act"))
-        config.fixed("use_bidirectional_attention", False)
+        if config.stated("use_bidirectional_attention") == "vision":
+            config.inert(("use_bidirectional_attention",))  # of the tokens of images alone
+        else:
+            config.fixed("use_bidirectional_attention", False)
         softcap = self._softcap(config, "final_logit_softcapping", self.softcaps[1])
         spec = Dense.spec(self, config)
         return replace(spec, embed_multiplier=spec.hidden_size**0.5, logits_softcap=softcap)

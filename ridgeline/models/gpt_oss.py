@@ -27,7 +27,7 @@ class GptOss(Dense):
         if stored is None:
             return spec
         stored.inert(("modules_to_not_convert",))
-        spec = replace(spec, stored_as=stored.text("quant_method"), stored_experts_only=True)
+        spec = replace(spec, stored_as=stored.text("quant_method"), stored_plain=(".attn.",))
         stored.finish()
         return spec
 

@@ -19,6 +19,7 @@ from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
 Blocks = tuple[tuple[str, BlockSpec], ...]
+Reader = Callable[[ConfigReader], tuple[list[Blocks], int, float, int]]
 _ENDLESS = 1 << 20  # a pure recurrence states no context; what an engine takes unless told less
 _SAME_LEAVES = {"gated_norm.weight": "norm.weight", "conv.weight": "conv1d.weight", "dt_bias": "dt_bias",
                 "a_log": "A_log", "out.weight": "out_proj.weight"}
@@ -33,7 +34,7 @@ class Hybrid:
     weight is stored less."""
 
     name: str
-    read: Callable[[ConfigReader], tuple[list[Blocks], int, float, int]]
+    read: Reader
     names: tuple[str, str, str]
     norms: dict[str, str]
     modules: dict[str, str]
@@ -41,18 +42,7 @@ class Hybrid:
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
-        config.inert(INERT)
-        layers, hidden, eps, max_position = self.read(config)
-        bos, pad = config.token_ids("bos_token_id"), config.token_ids("pad_token_id")
-        spec = ModelSpec(
-            family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
-            max_position=max_position, tied_embeddings=config.flag("tie_word_embeddings", False),
-            layers=tuple(LayerSpec(blocks=blocks) for blocks in layers),
-            dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
-            bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
-            pad_token_id=pad[0] if pad else None)
-        config.finish()
-        return spec
+        return read_model(config, self.name, self.read)
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a safetensors checkpoint."""
@@ -92,9 +82,26 @@ class Hybrid:
         return found | {name: one(f"{theirs}.{name}", added=self.unit) for name in names}
 
 
-def _attention(config: ConfigReader, hidden: int, eps: float, max_position: int, partial: float, *,
-               gated: bool) -> AttentionSpec:
-    """gated: an output gate, and norms of queries and keys."""
+def read_model(config: ConfigReader, family: str, read: Reader) -> ModelSpec:
+    """A config whose layers `read` gives, with hidden size, norm eps and context; the rest is as in all."""
+    config.inert(INERT)
+    layers, hidden, eps, max_position = read(config)
+    bos, pad = config.token_ids("bos_token_id"), config.token_ids("pad_token_id")
+    spec = ModelSpec(
+        family=family, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
+        max_position=max_position, tied_embeddings=config.flag("tie_word_embeddings", False),
+        layers=tuple(LayerSpec(blocks=blocks) for blocks in layers),
+        dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
+        bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
+        pad_token_id=pad[0] if pad else None)
+    config.finish()
+    return spec
+
+
+def read_attention(config: ConfigReader, hidden: int, eps: float, max_position: int, partial: float, *,
+                   gated: bool) -> AttentionSpec:
+    """Attention beside recurrent layers. partial: the share of a head that is rotated. gated: an output gate,
+    and norms of queries and keys."""
     num_heads = config.size("num_attention_heads")
     num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -158,7 +165,7 @@ def _read_bamba(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
     mamba = _mamba(config, hidden, eps, (
         "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv", "mamba_expand",
         "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size"))
-    attention = _attention(config, hidden, eps, max_position, 0.5, gated=False)
+    attention = read_attention(config, hidden, eps, max_position, 0.5, gated=False)
     mlp = _mlp(config, hidden, eps)
     attends = {int(index) for index in config.numbers("attn_layer_indices")}
     layers: list[Blocks] = [(("attn", attention) if index in attends else ("mamba", mamba), ("mlp", mlp))
@@ -168,6 +175,15 @@ def _read_bamba(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
 
 def _read_qwen35(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
     hidden, eps = config.size("hidden_size"), config.number("rms_norm_eps", 1e-6)
+    mlp = _mlp(config, hidden, eps)
+    config.inert(("mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
+    mixers, max_position = read_delta_mixers(config, hidden, eps)
+    return [(mixer, ("mlp", mlp)) for mixer in mixers], hidden, eps, max_position
+
+
+def read_delta_mixers(config: ConfigReader, hidden: int,
+                      eps: float) -> tuple[list[tuple[str, BlockSpec]], int]:
+    """The attention or gated delta block of each layer (Qwen3-Next, Qwen3.5), and the context."""
     max_position, num_layers = config.size("max_position_embeddings", 32768), config.size("num_hidden_layers")
     _must_be(config, "hidden_act", config.text("hidden_act", "silu"), "silu")
     _must_be(config, "attn_output_gate", config.flag("attn_output_gate", True), True)
@@ -180,18 +196,16 @@ def _read_qwen35(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
     if delta.num_value_heads % delta.num_key_heads:
         raise config.refuse("linear_num_key_heads",
                             f"does not divide linear_num_value_heads = {delta.num_value_heads}")
-    attention = _attention(config, hidden, eps, max_position, 0.25, gated=True)
-    mlp = _mlp(config, hidden, eps)
+    attention = read_attention(config, hidden, eps, max_position, 0.25, gated=True)
     every = config.size("full_attention_interval", 4)
     kinds = config.texts("layer_types") or tuple(
         "linear_attention" if (index + 1) % every else "full_attention" for index in range(num_layers))
     if len(kinds) != num_layers or not {"linear_attention", "full_attention"}.issuperset(kinds):
         raise config.refuse("layer_types",
                             f"needs linear_attention or full_attention for each of {num_layers} layers")
-    layers: list[Blocks] = [
-        (("attn", attention) if kind == "full_attention" else ("delta", delta), ("mlp", mlp))
-        for kind in kinds]
-    return layers, hidden, eps, reach(attention.rope)
+    mixers: list[tuple[str, BlockSpec]] = [
+        ("attn", attention) if kind == "full_attention" else ("delta", delta) for kind in kinds]
+    return mixers, reach(attention.rope)
 
 
 MAMBA2 = Hybrid(name="mamba2", read=_read_mamba2, norms={"mamba": "norm"}, modules={"mamba": "mixer"},

@@ -19,6 +19,10 @@ INERT = frozenset({
     "max_sequence_length", "model_type", "pad_token", "pretraining_tp", "problem_type", "resid_pdrop",
     "return_dict", "sep_token_id", "tokenizer_class", "torchscript", "transformers.js_config",
     "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+    # defaults of generation that older writers put beside the model's own fields
+    "diversity_penalty", "encoder_no_repeat_ngram_size", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "pruned_heads",
+    "repetition_penalty", "temperature", "top_k", "top_p", "typical_p",
 })
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.step import Block, CacheRegion, Capturable, Routed, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
@@ -102,6 +103,8 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
     for index, layer in enumerate(spec.layers):
         slot = 0
         for name, block in layer.blocks:
+            if getattr(block, "described", False):
+                raise ConfigError(f"layer {index}'s {name} is described for planning, not run yet")
             module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}.", linears))
             num_slots = len(block.cache(bytes_per_element=1))
             blocks.append(BuiltBlock(module=module, layer=index, first_slot=slot, num_slots=num_slots))

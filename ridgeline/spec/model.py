@@ -3,9 +3,13 @@ reads it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cache import CacheSpec
+
+if TYPE_CHECKING:
+    from ridgeline.blocks.vision.spec import VisionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,8 @@ class ModelSpec:
     checkpoint states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type.
     logits_softcap: logits z become softcap * tanh(z / softcap). stored_as: the format of matrices that the
     checkpoint holds quantized (a name of `spec.quant.FORMATS`), "" for plain numbers and GGUF;
-    stored_experts_only: those are the routed experts' matrices and no others.
+    stored_plain: parts of the full names of matrices that stay plain all the same (".attn.").
+    final_norm_bias: the last norm has a bias. vision: the encoder of images, for planning.
     """
 
     family: str
@@ -47,7 +52,9 @@ class ModelSpec:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     stored_as: str = ""
-    stored_experts_only: bool = False
+    stored_plain: tuple[str, ...] = ()
+    final_norm_bias: bool = False
+    vision: "VisionSpec | None" = None
 
     def params(self) -> Iterator[tuple[str, ParamSpec]]:
         """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",
@@ -59,8 +66,12 @@ class ModelSpec:
                 for param in block.params():
                     yield f"layers.{index}.{block_name}.{param.name}", param
         yield "final_norm.weight", ParamSpec(name="weight", shape=(self.hidden_size,), role="norm")
+        if self.final_norm_bias:
+            yield "final_norm.bias", ParamSpec(name="bias", shape=(self.hidden_size,), role="norm")
         if not self.tied_embeddings:
             yield "head.weight", ParamSpec(name="weight", shape=table, role="linear", shard=0)
+        for param in self.vision.params() if self.vision is not None else ():
+            yield f"vision.{param.name}", param
 
     @property
     def num_params(self) -> int:

@@ -80,15 +80,13 @@ class WeightPlan:
 
     @staticmethod
     def stored(spec: ModelSpec) -> "WeightPlan":
-        """As the checkpoint holds the model: quantized matrices of blocks, or of the routed experts alone;
-        head, embedding and norms are of the checkpoint's own float type."""
+        """As the checkpoint holds the model: the blocks' matrices quantized but for spec.stored_plain; head,
+        embedding and norms are of the checkpoint's own float type."""
         plain = FORMATS[spec.dtype]
         packed = FORMATS[spec.stored_as] if spec.stored_as else plain
-        if not spec.stored_experts_only:
-            return WeightPlan(linear=packed, head=plain, embed=plain, other=plain)
-        experts = {name: packed for name, param in spec.params()
-                   if param.role == "linear" and len(param.shape) == 3}
-        return WeightPlan(linear=plain, head=plain, embed=plain, other=plain, exceptions=experts)
+        kept = {name: plain for name, param in spec.params()
+                if param.role == "linear" and any(part in name for part in spec.stored_plain)}
+        return WeightPlan(linear=packed, head=plain, embed=plain, other=plain, exceptions=kept)
 
     def format_of(self, name: str, param: ParamSpec) -> WeightFormat:
         """name: the full one ("layers.3.attn.qkv.weight", "head.weight")."""

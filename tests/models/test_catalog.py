@@ -43,7 +43,7 @@ def test_a_format_in_a_name_is_the_format_of_the_matrices() -> None:
     assert find_model("Llama-3.1-8B-Instruct").stored_as == ""
     assert find_model("deepseek-r1").stored_as == "fp8_b128"
     oss = find_model("gpt-oss-120b")
-    assert (oss.stored_as, oss.stored_experts_only) == ("mxfp4", True)
+    assert (oss.stored_as, oss.stored_plain) == ("mxfp4", (".attn.",))
     assert all(shape.stored_as in ("", *FORMATS) for shape in PUBLISHED.values())
 
 

@@ -20,6 +20,10 @@ class AttentionSpec:
     normed, without weights (Gemma 4). reads_layer: it has no keys and values of its own and reads those that
     an earlier layer's attention keeps, as rotated there (Brandon et al. 2024, arXiv 2405.12981). lends: later
     layers read what this one keeps.
+
+    Described and not run: pre_norm False, without a norm before it (OLMo 2); tied_values, values are the keys
+    before their norm and rotation, so that v has no rows (Gemma 4; both are kept); beside, further small
+    tensors of the family.
     """
 
     hidden_size: int
@@ -40,6 +44,14 @@ class AttentionSpec:
     reads_layer: int | None = None
     lends: bool = False
     out_gate: bool = False
+    pre_norm: bool = True
+    tied_values: bool = False
+    beside: tuple[ParamSpec, ...] = ()
+
+    @property
+    def described(self) -> bool:
+        """True when no module runs it."""
+        return bool(self.beside) or self.tied_values or not self.pre_norm
 
     @property
     def kind(self) -> str:
@@ -56,7 +68,8 @@ class AttentionSpec:
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
         """Rows of q (with the gate's), k and v."""
-        return (2 if self.out_gate else 1) * self.q_size, self.kv_size, self.kv_size
+        values = 0 if self.tied_values else self.kv_size
+        return (2 if self.out_gate else 1) * self.q_size, self.kv_size, values
 
     @property
     def projection(self) -> tuple[str, int]:
@@ -65,8 +78,9 @@ class AttentionSpec:
 
     def params(self) -> tuple[ParamSpec, ...]:
         name, rows = self.projection
-        found = [ParamSpec(name="norm.weight", shape=(self.hidden_size,), role="norm"),
-                 ParamSpec(name=f"{name}.weight", shape=(rows, self.hidden_size), role="linear", shard=0)]
+        found = [ParamSpec(name="norm.weight", shape=(self.hidden_size,), role="norm")][:self.pre_norm]
+        found += [*self.beside,
+                  ParamSpec(name=f"{name}.weight", shape=(rows, self.hidden_size), role="linear", shard=0)]
         if self.qkv_bias:
             found.append(ParamSpec(name=f"{name}.bias", shape=(rows,), role="bias", shard=0))
         if self.qk_norm:

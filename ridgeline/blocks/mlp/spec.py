@@ -10,7 +10,8 @@ from ridgeline.spec.cost import CostLine, form
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
     """x + down(act(gate(norm(x))) * up(norm(x))), or x + post_norm(down(...)); gate_up holds gate's rows
-    first, then up's. scaled: the sum is multiplied by a learnt number."""
+    first, then up's. scaled: the sum is multiplied by a learnt number. Described and not run: pre_norm False,
+    without a norm before it (OLMo 2)."""
 
     hidden_size: int
     intermediate_size: int
@@ -19,6 +20,12 @@ class MlpSpec:
     bias: bool = False
     post_norm: bool = False
     scaled: bool = False
+    pre_norm: bool = True
+
+    @property
+    def described(self) -> bool:
+        """True when no module runs it."""
+        return not self.pre_norm
 
     @property
     def kind(self) -> str:
@@ -26,8 +33,8 @@ class MlpSpec:
 
     def params(self) -> tuple[ParamSpec, ...]:
         h, f = self.hidden_size, self.intermediate_size
-        found = [ParamSpec(name="norm.weight", shape=(h,), role="norm"),
-                 ParamSpec(name="gate_up.weight", shape=(2 * f, h), role="linear", shard=0)]
+        found = [ParamSpec(name="norm.weight", shape=(h,), role="norm")][:self.pre_norm]
+        found.append(ParamSpec(name="gate_up.weight", shape=(2 * f, h), role="linear", shard=0))
         if self.bias:
             found.append(ParamSpec(name="gate_up.bias", shape=(2 * f,), role="bias", shard=0))
         found.append(ParamSpec(name="down.weight", shape=(h, f), role="linear", shard=1))
@@ -43,7 +50,8 @@ class MlpSpec:
         h, f = self.hidden_size, self.intermediate_size
         return (
             CostLine(op="gate_up", flops=form(tokens=4.0 * h * f),
-                     weights=("norm.weight", "gate_up.weight") + (("gate_up.bias",) if self.bias else ())),
+                     weights=(("norm.weight",) if self.pre_norm else ()) + ("gate_up.weight",)
+                     + (("gate_up.bias",) if self.bias else ())),
             CostLine(op="down", flops=form(tokens=2.0 * h * f),
                      weights=("down.weight",) + (("down.bias",) if self.bias else ())
                      + (("post_norm.weight",) if self.post_norm else ())

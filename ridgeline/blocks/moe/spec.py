@@ -40,7 +40,8 @@ class MoeSpec:
     An expert is down(act(gate, up)), as in the mlp room; the weights of all experts stand in one tensor
     [experts, out, in] whose gate_up matrices hold gate's rows first. intermediate_size: of one expert. bias:
     of the experts' products. shared_size: width of the expert that every token takes, 0 without one;
-    shared_gate: its result is multiplied by sigmoid(w . norm(x)).
+    shared_gate: its result is multiplied by sigmoid(w . norm(x)). beside: further small tensors of a family
+    that is described and not run (Gemma 4).
     """
 
     hidden_size: int
@@ -51,6 +52,12 @@ class MoeSpec:
     bias: bool = False
     shared_size: int = 0
     shared_gate: bool = False
+    beside: tuple[ParamSpec, ...] = ()
+
+    @property
+    def described(self) -> bool:
+        """True when no module runs it."""
+        return bool(self.beside)
 
     @property
     def kind(self) -> str:
@@ -59,7 +66,7 @@ class MoeSpec:
     def params(self) -> tuple[ParamSpec, ...]:
         h, f, e = self.hidden_size, self.intermediate_size, self.router.num_experts
         found = [ParamSpec(name="norm.weight", shape=(h,), role="norm"),
-                 ParamSpec(name="router.weight", shape=(e, h), role="scalar")]
+                 ParamSpec(name="router.weight", shape=(e, h), role="scalar"), *self.beside]
         if self.router.bias:
             found.append(ParamSpec(name="router.bias", shape=(e,), role="scalar"))
         if self.router.choice_bias:
@@ -83,7 +90,8 @@ class MoeSpec:
         """A step reads the weights of the distinct experts that its tokens choose, each once."""
         h, f, e, k = self.hidden_size, self.intermediate_size, self.router.num_experts, self.router.top_k
         names = [param.name for param in self.params()]
-        router = tuple(name for name in names if name.startswith(("norm.", "router.")))
+        small = ("norm.", "router.", *(param.name for param in self.beside))
+        router = tuple(name for name in names if name.startswith(small))
         experts = tuple(name for name in names if name.startswith(("gate_up.", "down.")))
         lines = [
             CostLine(op="router", flops=form(tokens=2.0 * h * e), weights=router),

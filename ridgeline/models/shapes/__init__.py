@@ -4,8 +4,7 @@ Each is the public config.json of the model, without what does not shape it. The
 vendor. A table [like.NAME] holds what several models share and may be like another; `sizes` are hidden_size,
 intermediate_size, num_hidden_layers, num_attention_heads and num_key_value_heads; `none` lists fields that
 the config states as null; `also` are the model's other names and its Hub ids; `stored_as` is the format of
-its published matrices (`spec.quant.FORMATS`), where that is no plain float; `stored_experts_only` is
-ModelSpec's.
+its published matrices (`spec.quant.FORMATS`), where that is no plain float; `stored_plain` is ModelSpec's.
 """
 
 import tomllib
@@ -17,7 +16,7 @@ from typing import Any
 Config = Mapping[str, object]
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "num_key_value_heads")
-_NOTES = ("also", "stored_as", "stored_experts_only")
+_NOTES = ("also", "stored_as", "stored_plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,7 @@ class Shape:
     config: Config
     also: tuple[str, ...] = ()
     stored_as: str = ""
-    stored_experts_only: bool = False
+    stored_plain: tuple[str, ...] = ()
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +43,8 @@ def _read(path: Path) -> Iterator[tuple[str, Shape]]:
     def whole(entry: Mapping[str, Any]) -> dict[str, Any]:
         base = whole(data["like"][entry["like"]]) if "like" in entry else {}
         sizes = dict(zip(_SIZES, entry.get("sizes", ()), strict=False))
-        stated = {name: tuple(value) if name == "also" else value for name, value in entry.items()
+        stated = {name: tuple(value) if name in ("also", "stored_plain") else value for name,
+                  value in entry.items()
                   if name not in ("like", "sizes", "none")}
         return _merged(base, dict.fromkeys(entry.get("none", ())) | sizes | stated)
 
