@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Long = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStep:
@@ -33,24 +35,27 @@ class Step:
     ids_T, positions_T int64. reach_T int64: max(length of the token's prompt, position + 1), the length
     that position embeddings scale by. lengths_S int32: tokens of each row once the step is done. starts,
     counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
-    group. landings: what the blocks owe the cache once the whole step is through: recurrent states, which
-    unlike keys and values must not be written twice when a step is run again.
+    group. runs: where sequences verify drafts, how many decodes each has, one after another; None where each
+    has one. landings: what the blocks owe the cache once the whole step is through: recurrent states, which
+    unlike keys and values must not be written twice when a step is run again, nor past a draft that falls.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     reach_T: Tensor
     lengths_S: Tensor
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    starts: Long
+    counts: Long
     num_decodes: int
     groups: tuple[GroupStep, ...]
-    landings: list[Callable[[], None]] = field(default_factory=list)
+    runs: Long | None = None
+    landings: list[Callable[[Long | None], None]] = field(default_factory=list)
 
-    def land(self) -> None:
-        """Nothing of the step is left that could fail: its states go into the cache."""
+    def land(self, stood: Long | None = None) -> None:
+        """Nothing of the step is left that could fail: its states go into the cache. stood: of each run, the
+        leading tokens that stand; None where all do."""
         for landing in self.landings:
-            landing()
+            landing(stood)
 
     @property
     def num_tokens(self) -> int:

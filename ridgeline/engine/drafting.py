@@ -55,9 +55,6 @@ def build_drafter(config: EngineConfig, capacity: Capacity, clock: Clock, startu
     """None without speculation. capacity: of the target, on a CPU."""
     if config.speculate is None:
         return None
-    if any(group.state_pages for group in capacity.layout.groups):
-        raise ConfigError("speculate is not there yet for a model with recurrent states, which cannot go "
-                          "back over a wrong draft: leave it out")
     texts, name = Texts(), draft_model(config)
     if name is None:
         startup.choose("speculate", "ngram", f"as given, at most {config.speculate_max} drafts of a sequence")
@@ -77,9 +74,6 @@ def _draft_model(config: EngineConfig, name: str, capacity: Capacity, clock: Clo
                            cache_dir=cache_dir() / "repacked", seed=config.seed)
     model = build_model(spec, cast(Mapping[str, Weight], weights), numerics.activations)
     layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=block_tokens(config, on_gpu=False))
-    if any(group.state_pages for group in layout.groups):
-        raise ConfigError(f"the draft model {checkpoint.name} has recurrent states, which cannot go back "
-                          "over a wrong draft: use another")
     longest = min(capacity.max_model_len, spec.max_position)
     texts_held = (capacity.num_pages - 1) / capacity.layout.pages_for(capacity.max_model_len)
     num_pages = 1 + max(layout.pages_for(1), int(texts_held * layout.pages_for(longest)))

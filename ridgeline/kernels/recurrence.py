@@ -44,6 +44,9 @@ class Chunks:
     last_SW: Tensor
 
 
+Wave = tuple[slice | Tensor, int]  # tokens, one of each of the first so many rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """What the tokens bring, in the letters of the module's text. b_TM: None without the delta rule."""
@@ -54,7 +57,7 @@ class Inputs:
     g_TM: Tensor
     b_TM: Tensor | None
 
-    def part(self, tokens: slice) -> "Inputs":
+    def part(self, tokens: slice | Tensor) -> "Inputs":
         """Some of the tokens."""
         return Inputs(q_TGK=self.q_TGK[tokens], k_TGK=self.k_TGK[tokens], v_TMV=self.v_TMV[tokens],
                       g_TM=self.g_TM[tokens], b_TM=None if self.b_TM is None else self.b_TM[tokens])
@@ -84,6 +87,16 @@ def lay_out(starts: NDArray[np.int64], counts: NDArray[np.int64], width: int, de
         waves=tuple((slice(int(b), int(b + n)), int(n)) for b, n in zip(base, wave_rows)),
         spot_T=sent(spot_S[row_T] + width + index_T), num_spots=int(counts.sum()) + width * len(counts),
         tail_SW=sent(tail_SW), last_SW=sent(tail_SW + counts[:, None]))  # fmt: skip
+
+
+def waves_of(first: NDArray[np.int64], counts: NDArray[np.int64], device: torch.device) -> tuple[Wave, ...]:
+    """Every row's first token, then every second one, and so on. first, counts [S]: where each row's tokens
+    begin and how many they are, falling."""
+    waves = []
+    for place in range(int(counts[0])):
+        rows = int(np.count_nonzero(counts > place))
+        waves.append((torch.from_numpy(first[:rows] + place).to(device), rows))
+    return tuple(waves)
 
 
 def step_rows(x: Inputs, state_SMKV: Tensor) -> Tensor:

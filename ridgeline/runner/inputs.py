@@ -23,15 +23,16 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
     device.
 
     A decode that verifies drafts becomes a row for each of its tokens: all write before any attends, so each
-    sees what it would alone, by the very path of a decode.
+    sees what it would alone, by the very path of a decode. `runs` says which rows are one sequence's.
     """
     counts, starts = plan.count.astype(np.int64), plan.start.astype(np.int64)
     ends = starts + counts
     row_T = np.repeat(plan.row, counts).astype(np.int64)
     position_T = np.arange(plan.num_tokens) + np.repeat(ends - counts.cumsum(), counts)
     reach_T, row_R = np.maximum(rows.num_prompt[row_T], position_T + 1), plan.row.astype(np.int64)
-    num_decodes = plan.num_decodes
+    num_decodes, runs = plan.num_decodes, None
     if plan.draft.any():
+        runs = counts[:num_decodes]
         heads = int(counts[:num_decodes].sum())
         starts, row_R = (np.concatenate([flat_T[:heads], by_row[num_decodes:]])
                          for flat_T, by_row in ((position_T, starts), (row_T, row_R)))
@@ -45,7 +46,7 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
         ids[stage(unknown, device)] = rows.last_token[stage(row_T[unknown], device)]
     rows_R = stage(row_R, device)
     return Step(
-        ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=num_decodes,
+        ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=num_decodes, runs=runs,
         reach_T=reach, lengths_S=stage(ends.astype(np.int32), device),
         groups=tuple(_group(table, group.tokens_per_page, rows_R, rows_T, positions)
                      for table, group in zip(rows.tables, layout.groups, strict=True)))

@@ -11,7 +11,8 @@ Charter:
      nothing, and recurrent states land last.
 
   6. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
-     (speculate/). What the first wrong one and those behind it wrote is overwritten before anybody sees it.
+     (speculate/). What the first wrong one and those behind it wrote is overwritten before anybody sees it;
+     recurrent states land once it is known how far they go.
 
 Knows no queue, no page ownership and no text.
 
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.base.clock import Clock
+from ridgeline.blocks.step import Step
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.inputs import build_step, select
@@ -50,6 +52,7 @@ class _Outcome:
     """What is known of a step so far, by place in the plan.
 
     hidden_SH: each row's last position, after one more for each of its drafts. ends [R]: where a row's end.
+    tested: steps with drafts, and the plan's rows that each ran.
     """
 
     hidden_SH: Tensor
@@ -60,6 +63,12 @@ class _Outcome:
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     experts_read: int = 0
+    tested: list[tuple[Step, Places]] = field(default_factory=list)
+
+    def land(self) -> None:
+        """The states of drafted rows go as far as their tokens: one for each that was fed and stands."""
+        for step, places in self.tested:
+            step.land(np.array([len(self.tokens.get(place, "-")) for place in places.tolist()], np.int64))
 
     def unbroken(self, places: Places) -> Places:
         """Those without an error so far."""
@@ -144,6 +153,7 @@ class LocalExecutor:
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
             outcome.experts_read = self._model.take_experts_read()
             isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
+            outcome.land()
             drafting = None if self._drafter is None else \
                 self._drafter.settle(plan, outcome.tokens, proposals)
         return outcome.result(plan, drafting, started_s, self._clock.now())
@@ -183,7 +193,10 @@ class LocalExecutor:
             if found and place not in outcome.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
-        step.land()
+        if step.runs is None:
+            step.land()
+        else:
+            outcome.tested.append((step, places[:part.num_decodes]))
 
     def _sample(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Project and sample some rows; their last tokens stay on the device for the next step."""

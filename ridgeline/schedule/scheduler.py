@@ -177,11 +177,12 @@ class Scheduler:
         return draft
 
     def _choose(self, speculation: Speculation, counts: Long) -> Long | None:
-        """Drafts that rows which decode should verify. They take no page that another may need."""
+        """Drafts that rows which decode should verify. They take no page that another may need, and pass no
+        mark."""
         rows = self._rows
         if not self._memory.spares(speculation.most + 1):
             return None
-        room = np.where(counts == 1, rows.end - rows.scheduled - 1, 0)
+        room = np.where(counts == 1, np.minimum(rows.end, rows.mark) - rows.scheduled - 1, 0)
         return speculation.choose(rows.scheduled, counts, room, self._max_tokens - int(counts.sum()))
 
     def _share(self) -> Long:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers import tiny_spec, tokens_of
+from tests.helpers import tiny_spec, tiny_states, tokens_of
 from tests.invariance.driver import MODELS, Job, Setup, Tally, Tiny
 from tests.speculate.chance import least_p
 
 BASE = tuple(tokens_of(60, seed=0).tolist())
 PRESSED = Setup(depth=2, prefix_caching=True, num_pages=40)  # pages run out: requests are preempted
+STRIDES = replace(PRESSED, num_pages=60, snapshot_stride=8)
 CHUNKED = Setup(depth=2, prefix_caching=True, max_step_tokens=13)
 HOW: tuple[dict[str, float], ...] = (
     {"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.3}, {"temperature": 0.8},
@@ -39,12 +40,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tinies() -> dict[str, Tiny]:
-    return {name: Tiny(spec) for name, spec in MODELS.items()}
+    states = {name: tiny_states(name) for name in ("state", "delta")}
+    return {name: Tiny(spec) for name, spec in (MODELS | states).items()}
 
 
 @pytest.mark.parametrize(("model", "how", "setup"), [
     ("dense", "ngram", PRESSED), ("mixed", "ngram", CHUNKED), ("dense", "draft", CHUNKED),
-    ("mixed", "draft", PRESSED)])
+    ("mixed", "draft", PRESSED), ("state", "draft", CHUNKED), ("delta", "draft", STRIDES)])
 def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Setup) -> None:
     """Greedy and seeded, with penalties, filters, n and log-probabilities; batched, chunked, found in the
     cache and preempted: what each says alone without drafts, near ties apart."""
@@ -52,7 +54,7 @@ def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Se
     run = tally.compare(tiny, replace(setup, speculate=how), work, warm=work[:2])
     tally.report(f"{how}, {model}")
     assert run.stats["num_draft_tokens"] and (run.stats["num_accepted_tokens"] or how == "ngram")
-    assert run.stats["num_preemptions"] or setup is not PRESSED
+    assert run.stats["num_preemptions"] or setup is CHUNKED
     scores = run.texts[len(work) - 1, 1].logprobs
     alone = tiny.alone(work[-1].alone(1)).logprobs
     assert [one.token_ids.tolist() for one in scores] == [one.token_ids.tolist() for one in alone]

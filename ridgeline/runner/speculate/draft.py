@@ -1,8 +1,9 @@
 """Drafts by a smaller model of the same vocabulary, with a paged cache of its own.
 
 The cache holds what this model has read of each text; before it drafts it reads what is new, and what it read
-of drafts that did not stand is overwritten. Pages, prefix reuse and windows are the KV manager's, as for the
-target. A row that gets no pages is not drafted for.
+of drafts that did not stand is overwritten. Recurrent states are put back to the end of the text once it has
+drafted. Pages, prefix reuse and windows are the KV manager's, as for the target. A row that gets no pages is
+not drafted for.
 
 Legend: R rows, S rows that go on, V vocabulary.
 """
@@ -56,6 +57,8 @@ class DraftModel:
         self._cache = PageCache(capacity.layout, capacity.num_pages, device)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
+        self._state_tables = [table for table, group in zip(self._rows.tables, capacity.layout.groups)
+                              if group.state_pages]
         self._manager = KVManager(capacity.layout, capacity.num_pages)
         self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
         self._read: dict[int, _Read] = {}
@@ -83,6 +86,7 @@ class DraftModel:
         drafts: dict[int, list[int]] = {row: [] for row in rows}
         chances: dict[int, list[Tensor]] = {row: [] for row in rows}
         live, fed = list(wanted), {row: self._texts.of(row)[self._read[row].tokens:] for row in wanted}
+        states: tuple[Tensor, Tensor] | None = None  # at the ends of the texts
         while live:
             positions = [len(self._texts.of(row)) + len(drafts[row]) for row in live]
             logits_SV = self._logits(live, positions, [fed[row] for row in live])
@@ -101,8 +105,13 @@ class DraftModel:
                 if len(drafts[row]) < wanted[row]:
                     going.append(row)
             live = going
+            if live and states is None:
+                states = self._states(list(wanted))
+        if states is not None:
+            self._cache.arena[states[0]] = states[1]
         for row in wanted:
-            self._read[row].tokens, self._read[row].drafts = len(self._texts.of(row)), drafts[row][:-1]
+            read, again = self._read[row], bool(self._state_tables)
+            read.tokens, read.drafts = len(self._texts.of(row)), [] if again else drafts[row][:-1]
         return [Proposal(tokens=drafts[row], p_GV=torch.stack(chances[row]) if chances[row] else None)
                 for row in rows]
 
@@ -140,6 +149,12 @@ class DraftModel:
             self._manager.commit(read.seq, read.tokens, text.tolist())
             read.indexed = read.tokens
 
+    def _states(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Pages of these rows' states, and a copy of what they hold."""
+        tables = [table[rows].flatten().long() for table in self._state_tables]
+        pages_N = torch.cat(tables) if tables else torch.empty(0, dtype=torch.long)
+        return pages_N, self._cache.arena[pages_N]
+
     # ---- the model
 
     def _logits(self, rows: list[int], ends: list[int], feeds: list[Tokens]) -> Tensor:
@@ -166,7 +181,9 @@ class DraftModel:
             num_decodes=num_decodes, row_starts=(), tables=table_deltas(news), copies=copies_of(news))
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
-        x_TH = self._model.forward(build_step(plan, self._rows, self._capacity.layout))
+        built = build_step(plan, self._rows, self._capacity.layout)
+        x_TH = self._model.forward(built)
+        built.land()
         self._manager.return_tickets(plan.copies.ticket.tolist())
         self._manager.step_finished(step)
         return x_TH[torch.from_numpy(counts.cumsum() - 1)]
