@@ -103,9 +103,9 @@ class Replay:
     def _run(self, tape: Tape, x_TH: Tensor, step: Step, prepared: Mapping[Hashable, object]) -> Tensor:
         for key, kept in self._kept.items():
             kept.receive(prepared[key])
-        rows = step.num_tokens
+        rows, counts = step.num_tokens, step.counts if step.runs is None else step.runs
         self._in_TH[:rows] = x_TH
-        self._native.run(tape, rows=rows, longest=int(step.starts.max()))
+        self._native.run(tape, counts=counts, longest=int(step.starts.max()))
         return self._out_TH[:rows]
 
     def _record(self, x_TH: Tensor, step: Step) -> Tensor:

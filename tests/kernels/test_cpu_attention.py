@@ -15,7 +15,7 @@ from ridgeline.blocks.paged import plan_attention
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 from ridgeline.kernels.cpu.attention import Runs, TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native
-from ridgeline.kernels.cpu.tape import MAX_GROUP
+from ridgeline.kernels.cpu.tape import MAX_GROUP, run_tokens
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 EPS = 1e-5
@@ -86,7 +86,7 @@ class Scene:
 
     def run_chunks(self, library: Native) -> Tensor:
         """All tokens in one call, a sequence's in runs."""
-        runs = runs_of(self.counts, self.shape.heads // self.shape.kv_heads)
+        runs = runs_of(self.counts, run_tokens(self.shape.heads, self.shape.kv_heads))
         return self._run(library, torch.arange(len(self.position)), self.table, runs)
 
     def run_one_by_one(self, library: Native) -> Tensor:
@@ -232,12 +232,14 @@ def test_a_prompt_chunk_is_its_tokens_one_by_one(library: Native, shape: Shape, 
 
 def test_runs_share_as_many_queries_as_a_pass_takes() -> None:
     """Decodes need none; a chunk is cut where its sequence ends."""
-    assert runs_of(np.array([1, 1, 1]), 3) is None
-    runs = runs_of(np.array([1, 12, 1]), MAX_GROUP // 5)
+    assert runs_of(np.array([1, 1, 1]), run_tokens(3, 1)) is None
+    runs = runs_of(np.array([1, 12, 1]), run_tokens(MAX_GROUP // 5, 1))
     assert runs is not None and runs.start.tolist() == [0, 1, 6, 11, 13, 14]
-    assert runs.sequence_T.tolist() == [0] + 12 * [1] + [2]
-    alone = runs_of(np.array([2]), 2 * MAX_GROUP)
+    assert runs.sequence_T is not None and runs.sequence_T.tolist() == [0] + 12 * [1] + [2]
+    alone = runs_of(np.array([2]), run_tokens(2 * MAX_GROUP, 1))
     assert alone is not None and alone.start.tolist() == [0, 1, 2]
+    tested = runs_of(np.array([1, 1, 1, 1, 3]), run_tokens(3, 1), np.array([1, 3]))
+    assert tested is not None and tested.start.tolist() == [0, 1, 4, 7]
 
 
 def test_a_row_of_nan_stays_alone(library: Native) -> None:
@@ -249,6 +251,15 @@ def test_a_row_of_nan_stays_alone(library: Native) -> None:
         broken = scene.run(library)
         assert broken[1].isnan().any() and torch.equal(broken[[0, 2]], clean[[0, 2]])
         assert place or broken[1, 0].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [Shape(heads=9, kv_heads=3), Shape(window=5, block=8)], ids=str)
+def test_a_token_of_nan_is_not_seen_before_it(library: Native, shape: Shape) -> None:
+    """Of a run too: a draft that breaks leaves the tokens before it what they are."""
+    clean, broken = (Scene(shape, (270, 5), counts=(9, 3)) for _ in range(2))
+    broken.qkv[4] = math.nan
+    expected, out = clean.run_chunks(library), broken.run_chunks(library)
+    assert torch.equal(out[:4], expected[:4]) and torch.equal(out[9:], expected[9:]) and out[4].isnan().all()
 
 
 def test_large_scores(library: Native) -> None:

@@ -68,8 +68,8 @@ class Scene:
         self.table = torch.randperm(len(arena), generator=random).int().view(-1, held)
         model.bind_cache(layout, self.pages.region, torch.bfloat16)
 
-    def step(self, sequences: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """The hidden states of one token of each sequence."""
+    def step(self, sequences: Sequence[int], positions: Sequence[int], runs: Sequence[int] = ()) -> Tensor:
+        """The hidden states of one token of each sequence, or of successive ones in runs."""
         rows = len(sequences)
         starts, counts = list(positions), [1] * rows
         position_T, row_T = list(positions), list(range(rows))
@@ -82,7 +82,8 @@ class Scene:
         group = GroupStep(table_SP=table, slots_T=slots)
         step = Step(ids_T=(at * 7 + torch.tensor(row_T)) % 90, positions_T=at, reach_T=at + 1,
                     lengths_S=(torch.tensor(starts) + torch.tensor(counts)).int(), num_decodes=rows,
-                    starts=np.array(starts), counts=np.array(counts), groups=(group,) * self.num_groups)
+                    starts=np.array(starts), counts=np.array(counts), groups=(group,) * self.num_groups,
+                    runs=np.array(runs) if runs else None)
         return self.model.forward(step)[:rows].clone()
 
     def cache(self) -> Tensor:
@@ -111,6 +112,22 @@ def test_the_same_as_layer_by_layer(threads: int, qk_norm: bool, window: int | N
         assert torch.equal(recorded.step(sequences, positions), plain.step(sequences, positions))
     assert torch.equal(recorded.cache(), plain.cache())
     assert REFUSED not in caplog.text
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_drafts_are_decodes(threads: int) -> None:
+    """A recording takes runs of a sequence's tokens, which read its keys once; result and cache are those of
+    rows by themselves, to the bit."""
+    torch.set_num_threads(threads)
+    spec = spec_of(qk_norm=True, window=None)
+    runs, rows = (Scene(spec, packed_model(spec), alone=False) for _ in range(2))
+    for counts in ((1, 1), (2, 1), (4, 3, 1), (1,), (9, 1, 2), (4,), (1, 1, 1)):
+        sequences = [sequence for sequence, count in enumerate(counts) for _ in range(count)]
+        positions = [LENGTH - 300 * sequence % 400 - 20 + i for sequence, count in enumerate(counts)
+                     for i in range(count)]
+        drafted = counts if len(sequences) > len(counts) else ()
+        assert torch.equal(runs.step(sequences, positions, drafted), rows.step(sequences, positions))
+    assert torch.equal(runs.cache(), rows.cache())
 
 
 @pytest.mark.parametrize("block_tokens", [4, 16])

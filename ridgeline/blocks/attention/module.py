@@ -21,6 +21,7 @@ from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.step import CacheRegion, Step
 from ridgeline.kernels.cpu.attention import TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native, native
+from ridgeline.kernels.cpu.tape import run_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class AttentionShared:
 
     def with_room(self, max_rows: int) -> "AttentionShared | None":
         """See blocks.step.Kept."""
-        if self.rows is None or self.rows.runs is not None:
+        if self.rows is None:
             return None
         return replace(self, rows=self.rows.with_room(max_rows))
 
@@ -97,7 +98,7 @@ class Attention:
             cosine_TR=cos,
             sine_TR=sin,
             longest=int((step.starts + step.counts).max()) - 1,
-            runs=runs_of(step.counts, self._spec.num_heads // self._spec.num_kv_heads),
+            runs=runs_of(step.counts, run_tokens(self._spec.num_heads, self._spec.num_kv_heads), step.runs),
         )
         return AttentionShared(cos_TD=cos, sin_TD=sin, plan=None, rows=rows)
 

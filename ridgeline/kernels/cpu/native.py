@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ridgeline.base.config import cache_dir, compiler
 from ridgeline.base.errors import ConfigError
 from ridgeline.kernels.cpu.build import built
@@ -51,9 +54,11 @@ class Native:
         if self.tape is not None:
             self.tape.add(ATTEND, None, attention, keep)
 
-    def run(self, tape: Tape, *, rows: int, longest: int) -> None:
-        """rl_run: a recording's calls for `rows` rows, the longest of which is at position `longest`."""
-        self._library.rl_run(tape.calls(), len(tape), rows, tape.chunks(rows, longest), tape.threads)
+    def run(self, tape: Tape, *, counts: NDArray[np.int64], longest: int) -> None:
+        """rl_run: a recording's calls for sequences with so many tokens each, the last position of any being
+        `longest`."""
+        chunks = tape.chunks(counts, longest)
+        self._library.rl_run(tape.calls(), len(tape), int(counts.sum()), chunks, tape.threads)
 
     def pack(self, matrix: Matrix, code: int, scale: int, low: int) -> None:
         """rl_pack: fill the matrix's tiles. code: address of int8 [n, k]; scale, low: of fp16 [n, k / 32]."""

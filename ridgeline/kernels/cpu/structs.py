@@ -30,7 +30,7 @@ class Attention(c.Structure):
     """rl_attention of attention.c."""
 
     _fields_ = _fields("int rows heads kv_heads head_dim rotary_dim bf16 block_size window threads",
-                       "float scale eps", "int chunks runs",
+                       "float scale eps", "int chunks padding",
                        "pointer qkv cosine sine q_norm k_norm sinks position table sequence run_start keys",
                        "pointer values out queries partial",
                        "long qkv_stride angle_stride table_stride page_stride slot_stride head_stride")

@@ -7,6 +7,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ridgeline.kernels.cpu.structs import Attention, Call, Matrix, Product
 
 if TYPE_CHECKING:  # a library's trial goes without torch
@@ -19,6 +22,16 @@ CUT_BELOW = 4  # work items a thread below which each row's keys are cut over th
 def passes(heads: int, kv_heads: int) -> int:
     """Passes over a KV head's keys: its query heads go by MAX_GROUP."""
     return -(-heads // kv_heads // MAX_GROUP)
+
+
+def num_runs(counts: NDArray[np.int64], heads: int, kv_heads: int) -> int:
+    """Runs of sequences with so many successive tokens each: a pass takes MAX_GROUP queries of a run."""
+    return int((-(-counts // run_tokens(heads, kv_heads))).sum())
+
+
+def run_tokens(heads: int, kv_heads: int) -> int:
+    """Tokens of a run at most."""
+    return max(1, MAX_GROUP * kv_heads // heads)
 
 
 def chunks_cut(units: int, longest: int, threads: int) -> int:
@@ -58,8 +71,9 @@ class Tape:
                 for kind, matrix, arguments in self._calls))
         return self._array
 
-    def chunks(self, rows: int, longest: int) -> int:
-        """`chunks_cut` of a run."""
-        units = max((call.kv_heads * passes(call.heads, call.kv_heads)
-                     for _, _, call in self._calls if isinstance(call, Attention)), default=0)
-        return chunks_cut(rows * units, longest, self.threads)
+    def chunks(self, counts: NDArray[np.int64], longest: int) -> int:
+        """`chunks_cut` for sequences with so many tokens each."""
+        shapes = {(call.heads, call.kv_heads) for _, _, call in self._calls if isinstance(call, Attention)}
+        units = max((num_runs(counts, heads, kv_heads) * kv_heads * passes(heads, kv_heads)
+                     for heads, kv_heads in shapes), default=0)
+        return chunks_cut(units, longest, self.threads)

@@ -179,6 +179,10 @@ INLINE int64_t query_of(const rl_attention *a, const piece *s, int g) {
     return (int64_t)(s->token + at / per_head) * a->heads + s->head * per_head + at % per_head;
 }
 
+INLINE int position_of(const rl_attention *a, const piece *s, int g) {
+    return a->position[s->token + (s->from + g) / (a->heads / a->kv_heads)];
+}
+
 /* Keys [from, end) in eights, which share a page: from is a multiple of 8, as block_size is. */
 INLINE void scores(const rl_attention *a, const piece *s, int from, int end, float *score, const int dim) {
     float stage[8 * MAX_DIM];
@@ -232,14 +236,16 @@ INLINE void mix(const rl_attention *a, const piece *s, const float *score, int f
     float stage[8 * MAX_DIM];
     for (int g = 0; g < s->group; g++) memset(part + g * (dim + HEAD) + HEAD, 0, (size_t)dim * 4);
     for (int j = from; j < end; j += 8) {
-        int high = end - j < 8 ? end - j : 8, low = j < first ? first - j : 0;
+        int last = end - j < 8 ? end - j : 8, low = j < first ? first - j : 0;
+        int late = j + last > a->position[s->token] + 1; /* later tokens' own values, which may be NaN */
         int64_t at = place(a, s->table, s->head, j);
         if (j + 8 < end) prefetch8(a, a->values, place(a, s->table, s->head, j + 8));
-        for (int e = low; e < high; e++) load8(a, a->values, at + e * a->slot_stride, dim, stage + e * dim);
-        for (int g = 0; g < s->group; g += 2) {
+        for (int e = low; e < last; e++) load8(a, a->values, at + e * a->slot_stride, dim, stage + e * dim);
+        for (int g = 0, two; g < s->group; g += 1 + two) {
             const float *weight = score + g * KEY_CHUNK + j - from;
             float *out = part + g * (dim + HEAD) + HEAD;
-            int two = g + 2 <= s->group, i = 0;
+            int seen = late ? position_of(a, s, g) + 1 - j : last, high = seen < last ? seen : last, i = 0;
+            two = !late && g + 2 <= s->group;
             for (; i + 32 <= dim; i += 32)
                 if (two)
                     mix_block(weight, stage + i, low, high, out + i, 2, 4, dim);
@@ -262,7 +268,7 @@ INLINE void chunk_of(const rl_attention *a, const piece *s, int number, float *p
     from = first & ~7;
     scores(a, s, from, end, score, dim);
     for (int g = 0; g < s->group; g++) {
-        int position = a->position[query_of(a, s, g) / a->heads];
+        int position = position_of(a, s, g);
         weigh(score + g * KEY_CHUNK, first_seen(a, position) - from, position + 1 - from,
               (end - from + 7) & ~7, a->scale, part + g * (dim + HEAD));
     }
@@ -333,7 +339,9 @@ static void attend_cut(const rl_attention *a, int items, int passes, rl_crew *cr
 
 void rl_attend_crew(const rl_attention *a, rl_crew *crew, int thread) {
     int passes = (a->heads / a->kv_heads + MAX_GROUP - 1) / MAX_GROUP;
-    int items = (a->run_start ? a->runs : a->rows) * a->kv_heads * passes;
+    int runs = a->run_start ? 0 : a->rows;
+    while (a->run_start && a->run_start[runs] < a->rows) runs++;
+    int items = runs * a->kv_heads * passes;
     for (int r = thread; r < a->rows; r += crew->threads) write_row(a, r);
     meet(crew);
     if (a->chunks)

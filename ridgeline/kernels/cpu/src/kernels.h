@@ -24,16 +24,15 @@ typedef struct {
 typedef struct {
     int32_t rows, heads, kv_heads, head_dim, rotary_dim, bf16, block_size, window, threads;
     float scale, eps;
-    int32_t chunks;                  /* most chunks of a token when one is cut over threads, else 0 */
-    int32_t runs;
+    int32_t chunks, padding;         /* most chunks of a token when one is cut over threads, else 0 */
     const float *qkv;                /* [rows, heads + 2 kv_heads, head_dim], qkv_stride floats a row */
     const float *cosine, *sine;      /* [rows, >= rotary_dim / 2], angle_stride floats a row */
     const float *q_norm, *k_norm;    /* [head_dim] or NULL */
     const float *sinks;              /* [heads] or NULL: the score of a key more, whose value is zero */
     const int32_t *position, *table; /* [rows]; [sequences, table_stride] pages */
     const int32_t *sequence;         /* [rows]: each row's table, NULL where row i has table i */
-    const int32_t *run_start;        /* [runs + 1]: successive tokens of a sequence that attend together, at
-                                        most MAX_GROUP queries a KV head or one token; NULL: each row alone */
+    const int32_t *run_start;        /* ascending, the last is rows: successive tokens of a sequence that attend
+                                        together, one or at most MAX_GROUP queries a KV head; NULL: each alone */
     void *keys, *values;             /* page 0's; strides in elements */
     float *out, *queries, *partial;  /* [rows, heads, head_dim]; workspaces */
     int64_t qkv_stride, angle_stride, table_stride, page_stride, slot_stride, head_stride;
