@@ -146,12 +146,13 @@ def choose_layout(ask: Ask, spec: ModelSpec) -> tuple[Layout, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """How the weights of a plan are held: the blocks' matrices packed, or the experts' alone; embedding, head
-    and small tensors in the model's own float type, as packed checkpoints have them. stored: bytes of each
-    parameter of a checkpoint's files, which go before all formats; whole: its elements."""
+    """How the weights of a plan are held: the blocks' matrices packed but for stay_plain (parts of their full
+    names); embedding, head and small tensors in the model's own float type, as packed checkpoints have them.
+    stored: bytes of each parameter of a checkpoint's files, which go before all formats; whole: its
+    elements."""
 
     plan: WeightPlan
-    experts_only: bool = False
+    stay_plain: tuple[str, ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, int] = field(default_factory=dict)
 
@@ -160,7 +161,7 @@ class Formats:
         named = "embed.weight" if name == "head.weight" and name not in self.stored else name  # tied
         if named in self.stored:
             return self.stored[named] * param.num_elements / self.whole[named]
-        if self.experts_only and len(param.shape) != 3:
+        if any(part in name for part in self.stay_plain):
             return replace(self.plan, linear=self.plan.head).num_bytes(name, param)
         return self.plan.num_bytes(name, param)
 
@@ -184,7 +185,7 @@ def formats_of(ask: Ask, found: Found) -> tuple[str, Formats, WeightFormat | Non
     name = spec.stored_as if ask.weights is None else _FORMATS[ask.weights]
     packing = FORMATS[name] if name else None
     plan = WeightPlan(linear=packing or plain, head=plain, embed=plain, other=plain)
-    formats = Formats(plan=plan, experts_only=spec.stored_experts_only and ask.weights is None)
+    formats = Formats(plan=plan, stay_plain=spec.stored_plain if ask.weights is None else ())
     return name or "bf16", formats, packing
 
 
