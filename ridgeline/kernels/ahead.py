@@ -11,11 +11,13 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from queue import SimpleQueue
 from time import perf_counter
 from types import ModuleType
 from typing import Any
@@ -70,23 +72,34 @@ def compile_all(jobs: list[Job], processes: int | None = None) -> None:
 
     target, distinct = vars(driver.active.get_current_target()), list(dict.fromkeys(jobs))
     num = min(len(distinct), processes or min(os.cpu_count() or 1, _MOST_PROCESSES))
-    command = [sys.executable, "-m", "ridgeline.kernels.ahead"]
-    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True) for _ in range(num)]
-    for i, worker in enumerate(workers):
-        assert worker.stdin is not None
-        mine = [[job.module, job.name, job.arguments] for job in distinct[i::num]]
-        worker.stdin.write(json.dumps([target, mine]))
-        worker.stdin.close()
-    for worker in workers:
-        assert worker.stderr is not None
-        said = worker.stderr.read().strip()
-        if worker.wait() or said:
-            _log.warning("a kernel was not compiled ahead: %s", said.splitlines()[-1:])
+    waiting: SimpleQueue[Job | None] = SimpleQueue()
+    for job in (*distinct, *[None] * num):
+        waiting.put(job)
+    with ThreadPoolExecutor(max(1, num)) as threads:
+        for said in threads.map(lambda _: _feed(waiting, target), range(num)):
+            for line in said:
+                _log.warning("a kernel was not compiled ahead: %s", line)
 
 
-def _compile(target: Any, jobs: list[tuple[str, str, str]]) -> None:
-    """In a process of its own, without a GPU."""
+def _feed(waiting: "SimpleQueue[Job | None]", target: dict[str, Any]) -> list[str]:
+    """One process compiles jobs as it gets done; what it said of those that failed."""
+    command, said = [sys.executable, "-m", "ridgeline.kernels.ahead"], []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, bufsize=1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print(json.dumps(target), file=process.stdin)
+        while (job := waiting.get()) is not None:
+            print(json.dumps([job.module, job.name, job.arguments]), file=process.stdin)
+            answer = process.stdout.readline()
+            if answer != "\n":
+                said.append(answer.strip() or f"{job.name}: its process ended")
+            if not answer:
+                break
+    return said
+
+
+def _compile(target: Any, jobs: Iterable[str]) -> None:
+    """In a process of its own, without a GPU. Answers each job by a line, empty where it went well."""
     from triton.runtime import driver
 
     class NoGpu:
@@ -98,11 +111,14 @@ def _compile(target: Any, jobs: list[tuple[str, str, str]]) -> None:
 
     driver.set_active(NoGpu())
     _leave_doors_shut()
-    for module, name, arguments in jobs:
+    for line in jobs:
+        module, name, arguments = json.loads(line)
+        said = ""
         try:
             getattr(import_module(module), name).preload(arguments)
-        except Exception as error:  # its launch will say so where somebody hears it
-            print(f"{module}.{name}: {error}", file=sys.stderr)
+        except Exception as error:  # its launch will say more
+            said = f"{name}: {error}".replace("\n", " ")
+        print(said, flush=True)
 
 
 def _leave_doors_shut() -> None:
@@ -118,5 +134,4 @@ def _leave_doors_shut() -> None:
 if __name__ == "__main__":
     from triton.backends.compiler import GPUTarget
 
-    where, work = json.load(sys.stdin)
-    _compile(GPUTarget(**where), work)
+    _compile(GPUTarget(**json.loads(sys.stdin.readline())), sys.stdin)

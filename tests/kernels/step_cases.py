@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.kernels.rotate_write import rotate_write
@@ -17,6 +18,7 @@ from ridgeline.kernels.step_inputs.reference import angles_reference, gather_ref
 from ridgeline.nn.build import build_model
 from ridgeline.runner.choose import Chooser
 from ridgeline.runner.graphs import FIELDS, Decoded, DecodeGraphs
+from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
 from tests.kernels.triton_cases import close, random, tolerance
@@ -92,6 +94,16 @@ def model(spec: ModelSpec) -> Case:
     return check
 
 
+def sunk(spec: ModelSpec) -> ModelSpec:
+    """The same with a score of its own for each head, that takes weight and gives no value."""
+    def one(block: BlockSpec) -> BlockSpec:
+        return replace(block, sinks=True) if isinstance(block, AttentionSpec) else block
+
+    return replace(spec, layers=tuple(
+        replace(layer, blocks=tuple((name, one(block)) for name, block in layer.blocks))
+        for layer in spec.layers))
+
+
 class Replayed:
     """Stands for a CUDA graph: runs the step again, in the same memory for what leaves it."""
 
@@ -151,6 +163,7 @@ CASES: dict[str, Case] = {
     "written with norms, part turned": written(qk_norm=True, rotary=16),
     "graphs": graphs,
     "model": model(tiny_spec(head_dim=16)),
+    "model with windows and sinks": model(sunk(tiny_spec(head_dim=16, windows=(8, None)))),
     "model with windows": model(tiny_spec(head_dim=16, windows=(8, None))),
     "model with qk-norm and biases": model(tiny_spec(head_dim=16, qk_norm=True, qkv_bias=True, tied=False)),
     "model turned in part": model(tiny_spec(head_dim=16, rope=replace(tiny_rope(), rotary_dim=8))),

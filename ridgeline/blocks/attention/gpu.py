@@ -26,7 +26,7 @@ from ridgeline.kernels.rotate_write import rotate_write
 def fits(spec: AttentionSpec) -> bool:
     """True when the kernels serve heads of this geometry, what becomes of their scores and of what is
     attended, and nobody else reads the pages."""
-    plain = spec.softcap is None and not (spec.sinks or spec.v_norm or spec.lends or spec.out_gate)
+    plain = spec.softcap is None and not (spec.v_norm or spec.lends or spec.out_gate)
     return plain and not unfit_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.rotary_dim)
 
 
@@ -56,6 +56,7 @@ class GpuAttention:
         self._dtype = parts.tensor("norm.weight").dtype
         self._q_norm = parts.tensor("q_norm.weight") if spec.qk_norm else None
         self._k_norm = parts.tensor("k_norm.weight") if spec.qk_norm else None
+        self._sinks_M = parts.tensor("sinks") if spec.sinks else None
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         (region,) = regions
@@ -74,6 +75,7 @@ class GpuAttention:
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
+            spec.sinks,
         )
 
     def prepare(self, step: Step) -> GpuShared:
@@ -99,6 +101,7 @@ class GpuAttention:
                 num_heads=spec.num_heads,
                 dtype=self._dtype,
                 window=spec.window_tokens,
+                sinks=spec.sinks,
             )
         return GpuShared(
             decodes=plan,
@@ -124,6 +127,7 @@ class GpuAttention:
                 q_norm=self._q_norm,
                 k_norm=self._k_norm,
                 eps=spec.norm_eps,
+                sinks_M=self._sinks_M,
                 out_SE=None if out_TE is None else out_TE[:first],
             )
             if shared.chunks is None:
@@ -156,6 +160,7 @@ class GpuAttention:
             self._values,
             plan,
             scale=spec.scale,
+            sinks_M=self._sinks_M,
             out_TE=out_TE,
         )
 

@@ -23,7 +23,7 @@ CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES = 220 << 10
-_MERGED_NUMBERS = 8  # a thread's, for each warp that there is, of the pieces that are merged at once
+_MERGED = 8  # pieces at once, at most
 _PLANNED_ROWS = 512  # one kernel plans up to so many
 
 
@@ -70,14 +70,17 @@ class Plan:
 def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
     """The tile for `num_rows` rows of at most `longest` tokens (measured on an H200 with heads of 128).
 
-    Few rows want many pieces; many rows want small tiles, so that more programs share a processor's memory.
+    Few rows want many pieces; many rows want small tiles, so that more programs share a processor's memory,
+    where the heads of a group are enough to multiply.
     Pieces grow with what a row may hold, so that their sums stay within 64 MiB. Entries of 8 bits take
     registers to convert, which leave room for four programs.
     """
     if num_rows < 16:
+        tile = Tile(piece=256, tokens=64, warps=4, stages=2, programs=3)
+    elif num_heads < 4 * kv_heads:
         tile = Tile(piece=512, tokens=64, warps=4, stages=2, programs=3)
     else:
-        tile = Tile(piece=512 if num_rows < 128 else 1024, tokens=32, warps=2, stages=2,
+        tile = Tile(piece=512 if num_rows < 192 else 1024, tokens=32, warps=2, stages=2,
                     programs=6 if kv_bytes > 1 else 4)
     width = _power(dim)
     floats = num_rows * num_heads * (width + 2)
@@ -214,10 +217,11 @@ class DecodeAttention:
 
 
 def _merged(tile: Tile, max_pieces: int, group: int, width: int) -> tuple[int, int]:
-    """(pieces, query heads) that are merged at once: all heads with as many pieces as registers hold."""
-    room = _MERGED_NUMBERS * tile.warps * 32 * tile.warps // width
-    heads = min(_power(group), max(1, room // 4))
-    return max(1, min(_power(max_pieces), room // heads)), heads
+    """(pieces, query heads) that are merged at once, by the registers that there are: where many programs
+    share a processor, one head of few pieces."""
+    room = (32 if tile.warps >= 4 else 8) * 32 * tile.warps // width
+    heads = min(_power(group), max(1, room // _MERGED))
+    return max(1, min(_power(max_pieces), room // heads, _MERGED)), heads
 
 
 def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:

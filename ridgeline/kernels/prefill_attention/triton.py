@@ -58,7 +58,7 @@ def _attend(state, q, k_ptr, v_ptr, pages_ptr, begin, low, stop, position, strid
     return m, l, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_ptr", "chunks_ptr", "work_ptr"])
 def prefill_kernel(q_ptr, k_ptr, v_ptr, table_ptr, chunks_ptr, work_ptr, sink_ptr, out_ptr, stride_q,
                    stride_table, stride_page, stride_token, stride_head, scale, v_scale, window,
                    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr,

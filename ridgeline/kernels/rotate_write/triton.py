@@ -9,7 +9,7 @@ import triton.language as tl
 from ridgeline.kernels.decode_attention.triton import _stored
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def rotate_write_kernel(
     qkv_ptr,
     k_ptr,

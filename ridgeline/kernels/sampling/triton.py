@@ -113,7 +113,7 @@ def _tile(logits, b0, stop, V, BLOCK: tl.constexpr, TB: tl.constexpr):
     return tl.load(logits + token, mask=(token < V) & (b0 < stop), other=NOTHING)
 
 
-@triton.jit(do_not_specialize=["PART"])
+@triton.jit(do_not_specialize=["PART"], do_not_specialize_on_alignment=["rows_ptr", "lens_ptr"])
 def survey_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_ptr, marks_ptr, bias_ptr,
                   last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, V, NB, stride_logits, PART,
                   BLOCK: tl.constexpr, TB: tl.constexpr, RAW: tl.constexpr, PDL: tl.constexpr):
@@ -311,7 +311,8 @@ def _draw(level, noise_ptr, mass_ptr, asks_ptr, k, position, seed, V, NB, row, N
     return winner
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts"],
+            do_not_specialize_on_alignment=["rows_ptr", "lens_ptr", "token_ptr", "failed_ptr"])
 def choose_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_ptr, marks_ptr, bias_ptr,
                   last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, list_ptr, token_ptr, failed_ptr, V, NB,
                   parts, stride_logits, BLOCK: tl.constexpr, NBP: tl.constexpr, NC: tl.constexpr,
@@ -354,7 +355,7 @@ def choose_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_p
         tl.store(failed_ptr + s, failed.to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["K", "stride_out"])
+@triton.jit(do_not_specialize=["K", "stride_out"], do_not_specialize_on_alignment=["lens_ptr", "tokens_ptr"])
 def logprobs_kernel(logits_ptr, lens_ptr, tokens_ptr, max_ptr, mass_ptr, list_ptr, ids_ptr, values_ptr,
                     ranks_ptr, V, NB, stride_logits, stride_out, K, BLOCK: tl.constexpr, NBP: tl.constexpr,
                     NC: tl.constexpr, PDL: tl.constexpr):
