@@ -12,7 +12,7 @@ from ridgeline.models.families import FAMILIES
 
 FEATURES = ("logits whole", "in chunks", "token by token", "in a batch", "safetensors folder", "GGUF",
             "packed weights", "bfloat16", "cache as planned", "prefix cache", "forks", "preemption",
-            "ngram drafts", "draft model", "GPU")  # fmt: skip
+            "ngram drafts", "draft model", "GPU", "drafts on a GPU")  # fmt: skip
 
 
 def runs(family: str, *features: str) -> pytest.MarkDecorator:

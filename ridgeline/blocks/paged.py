@@ -77,18 +77,19 @@ class RotatedPlan:
 
 
 def plan_attention(step: Step, group: GroupStep, entries: Tensor, window: int | None, *,
-                   written: bool = False) -> AttentionPlan:
+                   written: bool = False, apart: bool = False) -> AttentionPlan:
     """Choose batches and masks. entries [N, tokens_per_page, ...]; only its shape and dtype are read.
 
     written: the step's own entries are in their pages before anybody attends, so that chunks gather them too.
+    apart: each decode row is a batch of its own, so that not a bit of it hangs on the others.
     """
     tokens, ends = entries.shape[1], step.starts + step.counts
     first_keys = np.zeros_like(ends) if window is None else np.maximum(step.starts - window + 1, 0)
     first_pages, last_pages = first_keys // tokens, -(-ends // tokens)
     page_bytes = entries[0].numel() * entries.element_size()
-    decodes = tuple(
-        _decode_batch(rows, group, first_keys, ends, tokens)
-        for rows in _similar((last_pages - first_pages)[: step.num_decodes], page_bytes))
+    decode_pages = (last_pages - first_pages)[: step.num_decodes]
+    together = list(np.arange(step.num_decodes)[:, None]) if apart else _similar(decode_pages, page_bytes)
+    decodes = tuple(_decode_batch(rows, group, first_keys, ends, tokens) for rows in together)
     chunks, token = [], step.num_decodes
     for row in range(step.num_decodes, len(ends)):
         start, first, count = int(step.starts[row]), int(first_keys[row]), int(step.counts[row])

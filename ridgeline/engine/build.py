@@ -230,7 +230,9 @@ def _gpu_room(
     longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
     return GpuRoom(
         total_bytes=total, free_bytes=free, weights_bytes=sum(_held_bytes(weights).values()),
-        step_bytes=step_bytes(spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size),
+        step_bytes=step_bytes(
+            spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
+            context=config.max_model_len or spec.max_position),
         graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import format_bytes
+from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cache import CacheLayout, Paged, Shared, State, Window
@@ -53,11 +54,14 @@ def snapshot_bytes(layout: CacheLayout, num_pages: int) -> int:
     return max(num_pages * layout.page_bytes // 4 // one_bytes, 1) * one_bytes if one_bytes else 0
 
 
-def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
+def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, context: int, element_bytes: int) -> int:
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
-    sampling makes of them; and the rows' recurrent states, which a step copies."""
-    widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
-    return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
+    sampling makes of them; the rows' recurrent states, which a step copies; and what the latents of so many
+    tokens of context are expanded into."""
+    blocks = [block for layer in spec.layers for _, block in layer.blocks]
+    widest = max(map(_width, blocks))
+    expanded = max((block.expanded(context) for block in blocks if isinstance(block, MlaSpec)), default=0)
+    return ((step_tokens * (widest + 4 * spec.hidden_size) + expanded) * element_bytes
             + num_seqs * (spec.vocab_size * 4 * _LOGITS + _state_bytes(spec)))
 
 

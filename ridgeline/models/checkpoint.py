@@ -106,7 +106,7 @@ def _open_gguf(path: Path, name: str, dummy: bool, overrides: Mapping[str, objec
     config = {**gguf_config(file), **overrides}
     spec = model_spec(config, str(path))
     tensors = {} if dummy else {n: t for n, t in file.tensors.items() if n not in ROPE_TENSORS}
-    sources = {} if dummy else weight_sources(spec, gguf=True)
+    sources = {} if dummy else weight_sources(spec, gguf=True, stored=tensors)
     if not dummy:
         _check(path, tensors, sources, spec, config)
     return Checkpoint(name=name, path=path, config=config, generation_config=gguf_sampling(file.metadata),
@@ -147,7 +147,7 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
 
 def _check_shape(name: str, param: ParamSpec, source: Source, tensors: Mapping[str, StoredTensor]) -> None:
     """Each part has its rows and the weight's other axes."""
-    rows, *columns = param.shape[1:] if source.matrices else param.shape
+    rows, *columns = source.shape_of_each(param.shape)
     for part in source.parts:
         tensor = tensors[part.name]
         one = (rows if part.rows is None else part.rows, *columns)

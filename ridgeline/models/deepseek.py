@@ -4,15 +4,15 @@ Owns their config fields, their layers and their tensor names. The FP8 weights t
 not read.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
-from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import yarn_mscale
 from ridgeline.blocks.sparse.spec import SparseSpec
-from ridgeline.models.names import HF, Names, named_sources
+from ridgeline.models.names import GGUF, HF, Names, hf_mlp, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
 from ridgeline.models.sources import Part, Source
@@ -61,17 +61,20 @@ class DeepSeek:
         return spec
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
-        """Our full names -> tensors of a safetensors checkpoint, which holds rotary rows as pairs."""
-        found = named_sources(spec, _NAMES)
-        for i, layer in enumerate(spec.layers):
-            _, attention = layer.blocks[0]
-            assert isinstance(attention, MlaSpec)
-            found |= _queries(attention, f"layers.{i}.attn", f"model.layers.{i}.self_attn")
-        return found
+        """Our full names -> tensors of a safetensors checkpoint."""
+        return named_sources(spec, _NAMES if _attention(spec, 0).q_rank else {**_NAMES, **_WHOLE_QUERIES})
 
-    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
-        """Not there: a GGUF file of this architecture splits and transposes the up-projection."""
-        raise ConfigError(f"GGUF files of {self.name} models are not read yet: use the safetensors folder")
+    def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]:
+        """Of a GGUF file; newer ones hold the up-projection as [heads, latent, key] and [heads, value,
+        latent]."""
+        names = _GGUF_NAMES if _attention(spec, 0).q_rank else {**_GGUF_NAMES, **_GGUF_WHOLE_QUERIES}
+        found = named_sources(spec, names)
+        for i in range(0 if "blk.0.attn_kv_b.weight" in stored else len(spec.layers)):
+            mla = _attention(spec, i)
+            keys = Part(name=f"blk.{i}.attn_k_b.weight", rows=mla.nope_dim, stacked=True, transposed=True)
+            values = Part(name=f"blk.{i}.attn_v_b.weight", rows=mla.value_dim, stacked=True)
+            found[f"layers.{i}.attn.up.weight"] = Source(parts=(keys, values), matrices=mla.num_heads)
+        return found
 
     def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec | SparseSpec:
         nope, rotary = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
@@ -115,30 +118,26 @@ class DeepSeek:
             scale=config.number("routed_scaling_factor", self.routed_scale))
 
 
+def _attention(spec: ModelSpec, layer: int) -> MlaSpec:
+    _, attention = spec.layers[layer].blocks[0]
+    assert isinstance(attention, MlaSpec)
+    return attention
+
+
 def _fixed(config: ConfigReader, **values: bool | int | str) -> None:
     for name, value in values.items():
         config.fixed(name, value)
 
 
-def _queries(spec: MlaSpec, ours: str, theirs: str) -> dict[str, Source]:
-    """The weights with rotary rows."""
-    rotary, (rows, entry_rows) = spec.rope.rotary_dim, spec.down_rows
-    heads = Part(name=f"{theirs}.{'q_proj' if spec.q_rank is None else 'q_b_proj'}.weight",
-                 rows=spec.q_size, interleaved_heads=spec.num_heads, rotary_rows=rotary)
-    latent = Part(name=f"{theirs}.kv_a_proj_with_mqa.weight", rows=entry_rows, interleaved_heads=1,
-                  rotary_rows=rotary)
-    if spec.q_rank is None:
-        return {f"{ours}.down.weight": Source(parts=(heads, latent))}
-    down = (Part(name=f"{theirs}.q_a_proj.weight", rows=rows), latent)
-    return {f"{ours}.down.weight": Source(parts=down), f"{ours}.q.weight": Source(parts=(heads,))}
-
-
-_SHARED = "mlp.shared_experts"
 _NAMES: Names = {
     **HF, "attn.down": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"), "attn.q": "self_attn.q_b_proj",
     "attn.q_norm": "self_attn.q_a_layernorm", "attn.latent_norm": "self_attn.kv_a_layernorm",
-    "attn.up": "self_attn.kv_b_proj", "moe.shared_gate_up": (f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj"),
-    "moe.shared_down": f"{_SHARED}.down_proj"}
+    "attn.up": "self_attn.kv_b_proj", **hf_mlp("moe.shared_", "mlp.shared_experts")}
+_GGUF_NAMES: Names = {
+    **GGUF, "attn.down": ("attn_q_a", "attn_kv_a_mqa"), "attn.q": "attn_q_b", "attn.q_norm": "attn_q_a_norm",
+    "attn.latent_norm": "attn_kv_a_norm", "attn.up": "attn_kv_b"}
+_WHOLE_QUERIES: Names = {"attn.down": ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa")}
+_GGUF_WHOLE_QUERIES: Names = {"attn.down": ("attn_q", "attn_kv_a_mqa")}
 DEEPSEEK_V2 = DeepSeek(name="deepseek_v2", max_position=2048, first_dense=0, shared=2, routed_scale=1.0,
                        sigmoid=False)
 DEEPSEEK_V3 = DeepSeek(name="deepseek_v3", max_position=4096, first_dense=3, shared=1, routed_scale=2.5,

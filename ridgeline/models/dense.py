@@ -3,7 +3,7 @@
 Owns their config fields, their layers and their tensor names in safetensors and GGUF.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -81,8 +81,8 @@ class Dense:
         """Our full names -> tensors of a safetensors checkpoint."""
         return named_sources(spec, {**HF, **self.hf_names}, norm_added=self.norm_added)
 
-    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
-        """Our full names -> tensors of a GGUF file."""
+    def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]:
+        """Our full names -> tensors of a GGUF file, whose norms are whole."""
         return named_sources(spec, {**GGUF, **self.gguf_names}, interleaved=self.gguf_interleaved)
 
     def _feed_forwards(self, config: ConfigReader, num_layers: int, hidden: int,

@@ -1,6 +1,6 @@
 """The table of model families: config -> ModelSpec, ModelSpec -> weight sources."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Protocol
 
 from ridgeline.base.errors import ConfigError
@@ -20,7 +20,7 @@ class Family(Protocol):
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]: ...
 
-    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]: ...
+    def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]: ...
 
 
 FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
@@ -58,7 +58,11 @@ def runs(config: Mapping[str, object]) -> bool:
     return True
 
 
-def weight_sources(spec: ModelSpec, *, gguf: bool = False) -> dict[str, Source]:
-    """Our full name -> its tensors in safetensors or GGUF, for every weight of the spec."""
+def weight_sources(spec: ModelSpec, *, gguf: bool = False,
+                   stored: Container[str] = ()) -> dict[str, Source]:
+    """Our full name -> its tensors in safetensors or GGUF, for every weight of the spec.
+
+    stored: the names of a GGUF file's tensors, by which those of one family may differ.
+    """
     family = FAMILIES[spec.family]
-    return family.gguf_sources(spec) if gguf else family.hf_sources(spec)
+    return family.gguf_sources(spec, stored) if gguf else family.hf_sources(spec)

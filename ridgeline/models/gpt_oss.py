@@ -65,4 +65,5 @@ GPT_OSS = GptOss(
     window="all", default_window=128, full_every=2, sinks=True,
     hf_names={"moe.router": "mlp.router", "moe.gate_up.weight": "mlp.experts.gate_up_proj",
               "moe.gate_up.bias": "mlp.experts.gate_up_proj_bias",
-              "moe.down.weight": "mlp.experts.down_proj", "moe.down.bias": "mlp.experts.down_proj_bias"})
+              "moe.down.weight": "mlp.experts.down_proj", "moe.down.bias": "mlp.experts.down_proj_bias"},
+    gguf_names={"moe.norm": "post_attention_norm"})

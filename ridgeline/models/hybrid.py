@@ -4,7 +4,7 @@ attention).
 Owns their config fields, layers and tensor names in safetensors; GGUF files of them are not read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from ridgeline.base.errors import ConfigError
@@ -12,32 +12,26 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.gated_delta.spec import GatedDeltaSpec
 from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.mlp.spec import MlpSpec
+from ridgeline.models.names import HF, Names, hf_mlp, named_sources
 from ridgeline.models.read import INERT, ConfigReader
 from ridgeline.models.rope import reach, read_rope
-from ridgeline.models.sources import Source, one, stacked
+from ridgeline.models.sources import Source
 from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import LayerSpec, ModelSpec
 
 Blocks = tuple[tuple[str, BlockSpec], ...]
 Reader = Callable[[ConfigReader], tuple[list[Blocks], int, float, int]]
 _ENDLESS = 1 << 20  # a pure recurrence states no context; what an engine takes unless told less
-_SAME_LEAVES = {"gated_norm.weight": "norm.weight", "conv.weight": "conv1d.weight", "dt_bias": "dt_bias",
-                "a_log": "A_log", "out.weight": "out_proj.weight"}
-_MAMBA_LEAVES = _SAME_LEAVES | {"skip": "D", "conv.bias": "conv1d.bias", "in.weight": "in_proj.weight",
-                                "in.bias": "in_proj.bias", "out.bias": "out_proj.bias"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """One family. read: (config) -> (blocks of each layer, hidden size, norm eps, context). names: of the
-    file: embedding, final norm, layers, and by block the norm before it and its module. unit: what a norm's
-    weight is stored less."""
+    """One family. read: (config) -> (blocks of each layer, hidden size, norm eps, context). names: of its
+    tensors in safetensors. unit: what a norm's weight is stored less."""
 
     name: str
     read: Reader
-    names: tuple[str, str, str]
-    norms: dict[str, str]
-    modules: dict[str, str]
+    names: Names
     unit: float = 0.0
 
     def spec(self, config: ConfigReader) -> ModelSpec:
@@ -46,40 +40,11 @@ class Hybrid:
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a safetensors checkpoint."""
-        embed, final_norm, layers = self.names
-        found = {"embed.weight": one(embed), "final_norm.weight": one(final_norm, added=self.unit),
-                 "head.weight": one("lm_head.weight")}
-        for index, layer in enumerate(spec.layers):
-            for name, block in layer.blocks:
-                ours, theirs = f"layers.{index}.{name}", f"{layers}.{index}.{self.modules[name]}"
-                found |= {f"{ours}.{leaf}": source for leaf, source in self._leaves(theirs, block).items()}
-                norm = f"{layers}.{index}.{self.norms[name]}.weight"
-                found[f"{ours}.norm.weight"] = one(norm, added=self.unit)
-        return {name: found[name] for name, _ in spec.params()}
+        return named_sources(spec, self.names, norm_added=self.unit)
 
-    def gguf_sources(self, spec: ModelSpec) -> dict[str, Source]:
+    def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]:
         """ConfigError: not read."""
         raise ConfigError(f"GGUF files of {self.name} are not read: use its safetensors checkpoint")
-
-    def _leaves(self, theirs: str, block: BlockSpec) -> dict[str, Source]:
-        if isinstance(block, Mamba2Spec):
-            return {ours: one(f"{theirs}.{leaf}") for ours, leaf in _MAMBA_LEAVES.items()}
-        if isinstance(block, GatedDeltaSpec):
-            parts = [f"{theirs}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
-            return {"in.weight": stacked(parts, block.in_rows),
-                    **{ours: one(f"{theirs}.{leaf}") for ours, leaf in _SAME_LEAVES.items()}}
-        found: dict[str, Source] = {}
-        for leaf in ("weight", "bias"):
-            if isinstance(block, AttentionSpec):
-                qkv = [f"{theirs}.{part}_proj.{leaf}" for part in "qkv"]
-                found |= {f"qkv.{leaf}": stacked(qkv, block.qkv_rows),
-                          f"out.{leaf}": one(f"{theirs}.o_proj.{leaf}")}
-            elif isinstance(block, MlpSpec):
-                gate_up = [f"{theirs}.{part}_proj.{leaf}" for part in ("gate", "up")]
-                found |= {f"gate_up.{leaf}": stacked(gate_up, (block.intermediate_size,) * 2),
-                          f"down.{leaf}": one(f"{theirs}.down_proj.{leaf}")}
-        names = ("q_norm.weight", "k_norm.weight")
-        return found | {name: one(f"{theirs}.{name}", added=self.unit) for name in names}
 
 
 def read_model(config: ConfigReader, family: str, read: Reader) -> ModelSpec:
@@ -208,15 +173,19 @@ def read_delta_mixers(config: ConfigReader, hidden: int,
     return mixers, reach(attention.rope)
 
 
-MAMBA2 = Hybrid(name="mamba2", read=_read_mamba2, norms={"mamba": "norm"}, modules={"mamba": "mixer"},
-                names=("backbone.embeddings.weight", "backbone.norm_f.weight", "backbone.layers"))
-BAMBA = Hybrid(
-    name="bamba", read=_read_bamba,
-    norms={"mamba": "input_layernorm", "attn": "input_layernorm", "mlp": "pre_ff_layernorm"},
-    modules={"mamba": "mamba", "attn": "self_attn", "mlp": "feed_forward"},
-    names=("model.embed_tokens.weight", "model.final_layernorm.weight", "model.layers"))
-QWEN35 = Hybrid(
-    name="qwen3_5_text", read=_read_qwen35, unit=1.0,
-    norms={"delta": "input_layernorm", "attn": "input_layernorm", "mlp": "post_attention_layernorm"},
-    modules={"delta": "linear_attn", "attn": "self_attn", "mlp": "mlp"},
-    names=("model.embed_tokens.weight", "model.norm.weight", "model.layers"))
+def _mixer(block: str, path: str) -> Names:
+    """Of a recurrent block; its gated norm is held as it is."""
+    leaves = {"out": "out_proj", "conv": "conv1d", "gated_norm.weight": "norm.weight", "dt_bias": "dt_bias",
+              "a_log": "A_log", "skip": "D", "in": "in_proj"}
+    return {f"{block}.{ours}": f"{path}.{theirs}" for ours, theirs in leaves.items()}
+
+
+MAMBA2 = Hybrid(name="mamba2", read=_read_mamba2, names={
+    **HF, "embed": "backbone.embeddings", "final_norm": "backbone.norm_f", "layer": "backbone.layers.{}",
+    "mamba.norm": "norm", **_mixer("mamba", "mixer")})
+BAMBA = Hybrid(name="bamba", read=_read_bamba, names={
+    **HF, "final_norm": "model.final_layernorm", "mamba.norm": "input_layernorm", **_mixer("mamba", "mamba"),
+    "mlp.norm": "pre_ff_layernorm", **hf_mlp("mlp.", "feed_forward")})
+QWEN35 = Hybrid(name="qwen3_5_text", read=_read_qwen35, unit=1.0, names={
+    **HF, "delta.norm": "input_layernorm", **_mixer("delta", "linear_attn"),
+    "delta.in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))})

@@ -1,6 +1,5 @@
 """Where each of our weights comes from: checkpoint tensors laid one below another. Reads no file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,8 +36,9 @@ class Source:
     """The parts of one weight, concatenated on rows in this order.
 
     added: to every number of it (norms that files hold less one).
-    matrices: 0 for a single weight, else the size of a stack (experts): its parts are either all stacked, or
-    those of the first matrix, then those of the second, and so on.
+    matrices: 0 for a single weight, else the size of a stack (experts; heads, whose matrices lie one below
+    another): its parts are either all stacked, or those of the first matrix, then those of the second, and so
+    on.
     """
 
     parts: tuple[Part, ...]
@@ -52,19 +52,13 @@ class Source:
         each = len(self.parts) // self.matrices
         return self.parts[matrix * each:(matrix + 1) * each]
 
+    def shape_of_each(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a matrix in a stack of this shape, else the shape itself."""
+        if not self.matrices:
+            return shape
+        return shape[1:] if shape[0] == self.matrices else (shape[0] // self.matrices, *shape[1:])
+
     @property
     def tensor_names(self) -> set[str]:
         """Every tensor that the weight is made of."""
         return {name for part in self.parts for name in (part.name, part.scales) if name}
-
-
-def one(name: str, added: float = 0.0) -> Source:
-    """A weight that the checkpoint holds as it is, less `added`."""
-    return Source(parts=(Part(name=name),), added=added)
-
-
-def stacked(names: Sequence[str], rows: Sequence[int], interleaved_heads: Sequence[int] = ()) -> Source:
-    """A weight of several tensors of so many rows each."""
-    heads = interleaved_heads or (0,) * len(names)
-    return Source(parts=tuple(Part(name=n, rows=r, interleaved_heads=h)
-                              for n, r, h in zip(names, rows, heads, strict=True)))

@@ -99,7 +99,7 @@ class _Files:
         found = self._checkpoint.sources[source]
         if not found.matrices:
             return self._matrix(name, param, found.parts, added=found.added)
-        one = replace(param, shape=param.shape[1:])
+        one = replace(param, shape=found.shape_of_each(param.shape))
         return _FileStack(name, param, [self._matrix(name, one, found.parts_of(index), index)
                                         for index in range(found.matrices)])
 
@@ -218,7 +218,8 @@ class _FileStack:
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See SourceWeight."""
         out = torch.empty(self.param.shape, dtype=dtype, device=device)
-        for matrix, to in zip(self._matrices, out, strict=True):
+        each = self._matrices[0].param.shape
+        for matrix, to in zip(self._matrices, out.view(-1, *each), strict=True):
             matrix.fill(to)
         return out
 

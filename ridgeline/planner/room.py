@@ -91,7 +91,8 @@ def room_of(ask: Ask, stage: Stage, capacity: int, eff: Efficiency) -> Room:
     """The memory that an ask finds. A draft weighs what its cost says: that share of the weights; logits of
     every prompt position are held where they are asked for."""
     tokens = min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
-    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, element_bytes=_ELEMENT)
+    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, context=ask.prompt,
+                            element_bytes=_ELEMENT)
                  for rows in (0, 1))
     positions = ask.prompt if ask.prompt_logprobs else 0
     return Room(capacity=capacity, weights=stage.weights_bytes, row_bytes=one - none, stage=stage,

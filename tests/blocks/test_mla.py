@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.mla.reference import absorb, expanded, latent_attention
+from ridgeline.blocks.mla.reference import expanded, latent_attention
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.paged import Chunk, plan_attention
 from ridgeline.blocks.step import GroupStep, Step
@@ -62,7 +62,7 @@ def test_absorbed_and_expanded_are_one_function(cache: torch.dtype) -> None:
     q_TMD = torch.randn(step.num_tokens, HEADS, NOPE + ROTARY, generator=random)
     new_TE = torch.cat([one[start:] for start, one in zip(starts, kept, strict=True)])
     plan = plan_attention(step, step.groups[0], entries, None)
-    got = latent_attention(q_TMD, new_TE, entries, plan, up_MUC, num_decodes=num_decodes, scale=SPEC.scale)
+    got = latent_attention(q_TMD, new_TE, entries, plan, up_MUC, scale=SPEC.scale)
     begin = 0
     for start, count, one in zip(starts, counts, kept, strict=True):
         want = naive(q_TMD[begin:begin + count], one.float(), up_MUC, start)
@@ -70,17 +70,29 @@ def test_absorbed_and_expanded_are_one_function(cache: torch.dtype) -> None:
         begin += count
     alone = step_of(table_SP, starts, counts, 0)
     plan = plan_attention(alone, alone.groups[0], entries, None)
-    other = latent_attention(q_TMD, new_TE, entries, plan, up_MUC, num_decodes=0, scale=SPEC.scale)
+    other = latent_attention(q_TMD, new_TE, entries, plan, up_MUC, scale=SPEC.scale)
     assert torch.allclose(got, other, atol=1e-5)
 
 
 def test_decodes_alone_are_decodes_in_company() -> None:
-    """What a row absorbs does not hang on how many rows there are, rounding apart."""
+    """To the bit, whatever the others are and how many, where the plan sets rows apart."""
     random = torch.Generator().manual_seed(1)
-    up_MNC, q_SMD = (torch.randn(4, 16, 64, generator=random), torch.randn(33, 4, 24, generator=random))
-    together = absorb(q_SMD, up_MNC)
+    lengths, num_rows = torch.randint(1, 60, (33,), generator=random).tolist(), 33
+    table_SP = (torch.randperm(num_rows * 16, generator=random) + 1).view(num_rows, 16).int()
+    entries = torch.randn(num_rows * 16 + 1, PAGE, SPEC.entry_dim, generator=random)
+    up_MUC = torch.randn(HEADS, NOPE + VALUE, LATENT, generator=random)
+    q_TMD = torch.randn(num_rows, HEADS, NOPE + ROTARY, generator=random)
+    new_TE = torch.randn(num_rows, SPEC.entry_dim, generator=random)
+
+    def attend(rows: list[int]) -> Tensor:
+        step = step_of(table_SP[rows], [lengths[row] for row in rows], [1] * len(rows), len(rows))
+        plan = plan_attention(step, step.groups[0], entries, None, apart=True)
+        return latent_attention(q_TMD[rows], new_TE[rows], entries, plan, up_MUC, scale=SPEC.scale)
+
+    together = attend(list(range(num_rows)))
     for row in (0, 7, 32):
-        assert torch.allclose(absorb(q_SMD[row:row + 1], up_MNC)[0], together[row], rtol=1e-6, atol=1e-6)
+        assert torch.equal(attend([row])[0], together[row])
+    assert torch.equal(attend([4, 7]), together[[4, 7]])
 
 
 def test_heads_may_be_expanded_one_by_one() -> None:

@@ -118,9 +118,19 @@ def test_weights_that_are_too_large_are_refused_before_they_are_loaded() -> None
 def test_what_steps_take_grows_with_their_tokens() -> None:
     """The widest products stand beside the stream: 28,672 and 14,336 features of 8B's feed-forward."""
     spec = open_shape("llama-3.1-8b").spec
-    more, less = (step_bytes(spec, step_tokens=t, num_seqs=8, element_bytes=2) for t in (8192, 4096))
+    many: dict[str, int] = {"num_seqs": 8, "element_bytes": 2, "context": 8192}
+    more, less = (step_bytes(spec, step_tokens=t, **many) for t in (8192, 4096))
     assert (more - less) / 4096 / 2 >= 28_672 + 14_336 + 4096
     assert graph_bytes(spec, num_seqs=512, element_bytes=2) > graph_bytes(spec, num_seqs=8, element_bytes=2)
+
+
+def test_latents_are_expanded_a_few_heads_at_a_time() -> None:
+    """A prompt's last chunk makes keys and values of its whole prefix: at 128k tokens of DeepSeek-V3 one head
+    of 192 + 128, and the 576 numbers of each entry."""
+    spec = open_shape("deepseek-v3").spec
+    long, short = (step_bytes(spec, step_tokens=64, num_seqs=1, context=n, element_bytes=2)
+                   for n in (131_072, 1))
+    assert long - short == 2 * (131_071 * 576 + 131_072 * (128 + 192 + 128) - 2 * 2**23)
 
 
 def test_blocks_and_steps_are_the_devices() -> None:

@@ -304,6 +304,35 @@ def test_gguf_rotary_scaling(tmp_path: Path) -> None:
     assert mistral.spec.family == "mistral" and attention(mistral).window_tokens == 12
 
 
+def test_gguf_of_a_gemma(tmp_path: Path) -> None:
+    """Protects: what a file leaves unsaid: the scale of the scores, which is not a head's width in the models
+    of 27B; windows in five layers of six, with a rotary base of their own, or as the file says."""
+    found = {}
+    for layers, pattern in ((6, {}), (62, {}), (6, {"attention.sliding_window_pattern": 2})):
+        path = tmp_path / "m.gguf"
+        writer = GGUFWriter(path, "gemma3")
+        for add, number in ((writer.add_block_count, layers), (writer.add_context_length, 64),
+                            (writer.add_embedding_length, 96), (writer.add_feed_forward_length, 24),
+                            (writer.add_head_count, 4), (writer.add_key_length, 16),
+                            (writer.add_value_length, 16), (writer.add_layer_norm_rms_eps, 1e-6),
+                            (writer.add_sliding_window, 8), (writer.add_rope_freq_base, 1e6)):
+            add(number)
+        for key, value in pattern.items():
+            writer.add_uint32(f"gemma3.{key}", value)
+        writer.add_tensor("token_embd.weight", np.ones((8, 96), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        spec = open_checkpoint(path, load_format="dummy").spec
+        blocks = [layer.blocks[0][1] for layer in spec.layers[:6]]
+        found[layers, len(pattern)] = [(block.scale, block.window_tokens, block.rope.theta)
+                                       for block in blocks if isinstance(block, AttentionSpec)]
+    local, whole = (0.25, 8, 1e4), (0.25, None, 1e6)
+    assert found[6, 0] == [local] * 5 + [whole] and found[6, 1] == [local, whole] * 3
+    assert [scale for scale, *_ in found[62, 0]] == [24**-0.5] * 6
+
+
 def test_gguf_refusals(tmp_path: Path) -> None:
     """Protects: other architectures, unknown keys, experts and unequal head widths are refused by name."""
     for metadata, words in (

@@ -273,8 +273,8 @@ def test_every_weight_of_every_shape_has_a_source() -> None:
         for gguf in (False, True) if config["model_type"] in GGUF_TYPES else (False,):
             sources = weight_sources(of, gguf=gguf)
             for full, param in of.params():
-                source, shape = sources[full], param.shape
-                parts, shape = (source.parts_of(0), shape[1:]) if source.matrices else (source.parts, shape)
+                source, shape = sources[full], sources[full].shape_of_each(param.shape)
+                parts = source.parts_of(0) if source.matrices else source.parts
                 rows = [part.rows for part in parts]
                 assert rows == [None] or sum(r or 0 for r in rows) == shape[0], full
     heads = [

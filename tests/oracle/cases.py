@@ -74,10 +74,12 @@ _MIXTURES = {
 }
 _GEMMAS = {
     "gemma2": ("gemma2", GQA | {
-        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 16, "attn_logit_softcapping": 2.0,
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0}),
+    "gemma2 of another scale": ("gemma2", GQA | {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 16}),
     "gemma3_text": ("gemma3_text", GQA | {
-        "num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 16}),
+        "num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}),
     "gemma4_text": ("gemma4_text", GQA | {
         "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 2, "sliding_window": 16, "use_double_wide_mlp": True,
@@ -89,12 +91,12 @@ _MLA: Fields = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
 _LATENT = {
     "deepseek_v2": ("deepseek_v2", _MLA | {
-        "q_lora_rank": 24, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 4,
+        "q_lora_rank": 32, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 4,
         "topk_group": 2, "routed_scaling_factor": 16.0}),
     "deepseek_v2 lite": ("deepseek_v2", _MLA | {
         "q_lora_rank": None, "n_shared_experts": 2, "topk_method": "greedy"} | _yarn(0.707, 0.5)),
     "deepseek_v3": ("deepseek_v3", _MLA | {
-        "q_lora_rank": 24, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "q_lora_rank": 32, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 2.5} | _yarn(1.0, 1.0)),
 }
 _MAMBA2: Fields = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,

