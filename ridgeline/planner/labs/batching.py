@@ -15,11 +15,12 @@ def _compute(values: Values) -> Result:
     limits = {"the arithmetic (B*)": star, "the cache's bytes (B_cross)": cross, "memory (B_max)": most}
     binding = min(limits, key=lambda name: limits[name])
 
-    def intensity(batch: float) -> float:
-        flops = batch * closed.decode_flops(shape, context) / case.ways
-        return flops / case.held(batch, context)
+    flops = closed.decode_flops(shape, context) / case.ways  # of a token, on one device
+    ceiling = flops / sequence
 
-    ceiling = closed.decode_flops(shape, context) / case.ways / sequence
+    def intensity(batch: float) -> float:
+        return batch * flops / case.held(batch, context)
+
     numbers = (
         number("b_star", "B* (arithmetic)", star, "sequences", "s_w * peak / (2 * bandwidth)",
                f"{case.s_w:g} * {case.balance:.4g} / 2", "nominal"),
@@ -29,7 +30,7 @@ def _compute(values: Values) -> Result:
                f"({gb(case.memory_bytes)} - {gb(bare)} - {gb(space)}) / {gb(sequence)}", "nominal"),
         number("binding", "Met first", binding, "", "the smallest of the three"),
         number("intensity", "I at B_max", intensity(most), "FLOP/B", "B (2P + 4LNd) / (weights + B KV)",
-               f"at B = {most}", "nominal"),
+               f"{most} * {flops:.4g} / {case.held(most, context):.4g}", "nominal"),
         number("intensity_ceiling", "I ceiling (B to infinity)", ceiling, "FLOP/B", "2P / KV + 2g / s_c",
                f"{2 * shape.num_params:.4g} / {gb(case.sequence_bytes(context))} "
                f"+ {closed.decode_attention_intensity(shape.group, case.s_c):.3g}", "nominal"),
@@ -40,7 +41,7 @@ def _compute(values: Values) -> Result:
         number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
                f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
         number("step", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
-               "sum of lines' max(bytes, FLOPs) times", f"at B = {max(most, 1)}", "exact"))
+               "sum of lines' max(bytes, FLOPs) times", "", "exact"))
     batches, lengths = spread(1, 4096), spread(512, 131072)
     places = {"B*": star, "B_cross": cross, "B_max": most}
     marks = tuple(Mark(label=label, x=x) for label, x in places.items() if x)

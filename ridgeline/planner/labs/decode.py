@@ -35,7 +35,8 @@ def _wall(values: Values) -> Result:
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
         number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
                f"{flops:.3g} / {empty:.3g} / {case.rate:.3g}", "nominal"),
-        number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth", f"N = {context}",
+        number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth",
+               f"({gb(case.weight_bytes)} + {gb(case.sequence_bytes(context))}) / {beta / 1e12:.4g} TB/s",
                "nominal"),
         number("slower", "Slower than with an empty cache", step / empty, "", "step / step", "", "nominal"),
         number("implied", "Bandwidth that the quoted rate implies", implied, "bytes/s",
@@ -54,6 +55,8 @@ def _wall(values: Values) -> Result:
               x_label="context, tokens", y_label="s", marks=(Mark(label="here", x=context),),
               series=(curve("TPOT", lengths, lambda n: case.step_s(1, n)),)))
     return Result(numbers=numbers, charts=charts, num_steps=len(_SIZES), notes=(
+        f"{params / 1e9:g}e9 parameters in {case.weights}: {beta / (case.s_w * params):.3g} tokens a second "
+        f"at best; a reader follows {_READING[0]:g} to {_READING[1]:g} (assumed).",
         "Everything in this ceiling is known before a line of code is written; nobody beats it.",
         "Fewer FLOPs change nothing while the weights must still be read.",
         "The wall moves as a conversation grows: that is the cache, not a fault.",
@@ -94,6 +97,8 @@ def _bending(values: Values) -> Result:
               series=(curve("with caches", spread(1, 1024), intensity),
                       curve("weights alone", spread(1, 1024), lambda b: 2 * b / case.s_w))))
     return Result(numbers=numbers, charts=charts, num_steps=len(_BATCHES), notes=(
+        f"At batch {batch} the caches are {batch * sequence / case.weight_bytes:.3g} times the weights, and "
+        f"the intensity is {intensity(batch) / ceiling:.0%} of its ceiling.",
         "No batch makes a long context's decode compute-bound: caches grow on both sides of the fraction.",
         "B* is derived from the weights alone: quote it as a bound, not as a target."))
 
@@ -101,12 +106,12 @@ def _bending(values: Values) -> Result:
 def _quantization(values: Values) -> Result:
     prompt, context, batch = (whole(values, key) for key in ("prompt", "context", "batch"))
     cases = [replace(Case.of(values), weights=weights, cache=kept) for weights, kept in _EDITS]
-    names = tuple(f"{weights} weights, {kept} cache" for weights, kept in _EDITS)
+    names = tuple(f"{weights} / {kept}" for weights, kept in _EDITS)
     at, space = whole(values, "step") - 1, ASSUMED.workspace_bytes
     case, plain = cases[at], cases[0]
     decode, prefill = case.step_s(batch, context), case.prompt_s(prompt)
     numbers = (
-        number("edit", "Edit", names[at]),
+        number("edit", "Weights / cache", names[at]),
         number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
         number("decode", "Decode step, scales read and tables in bf16",
                case.exact_s(batch, context - 1), "s", "sum of lines' max(bytes, FLOPs) times", "", "exact"),
@@ -123,9 +128,11 @@ def _quantization(values: Values) -> Result:
     gains = {"decode": [plain.step_s(batch, context) / x.step_s(batch, context) for x in cases],
              "prefill": [plain.prompt_s(prompt) / x.prompt_s(prompt) for x in cases],
              "capacity": [x.resident(context, space) / room for x in cases]}
-    chart = Chart(key="gains", title="Against bf16", x_label="", y_label="times", series=tuple(
+    chart = Chart(key="gains", title="Against bf16", x_label="weights / cache", y_label="times", series=tuple(
         Series(name=name, x=names[:at + 1], y=tuple(y[:at + 1]), kind="bar") for name, y in gains.items()))
     return Result(numbers=numbers, charts=(chart,), num_steps=len(_EDITS), notes=(
+        f"{names[at]}: decode {gains['decode'][at]:.3g}, prefill {gains['prefill'][at]:.3g} and capacity "
+        f"{gains['capacity'][at]:.3g} times bf16's.",
         "Decode follows the weights' bytes, prefill the arithmetic's format, capacity the cache's bytes.",
         "Weight-only formats do not speed up a prompt: widening them is added to what binds already, "
         "taken as 2 operations a weight for every 128 rows (assumed).",
@@ -136,7 +143,7 @@ def _quantization(values: Values) -> Result:
 def _speculation(values: Values) -> Result:
     case, drafts, batch = Case.of(values), whole(values, "step"), whole(values, "batch")
     alpha, cost, context = real(values, "alpha"), real(values, "draft_cost"), whole(values, "context")
-    star = closed.ridge_batch(case.balance, case.s_w)
+    star, expected = closed.ridge_batch(case.balance, case.s_w), closed.expected_tokens(alpha, drafts)
 
     def verify_s(b: float, positions: int) -> float:
         """Linear layers, then attention: each free to verify more only below the ridge."""
@@ -146,16 +153,15 @@ def _speculation(values: Values) -> Result:
                 + max(b * case.sequence_bytes(context) / case.device.bytes_per_s, attention))
 
     def gain(b: float) -> float:
-        tokens = closed.expected_tokens(alpha, drafts)
-        return tokens / (verify_s(b, drafts + 1) / verify_s(b, 1) + drafts * cost)
+        return expected / (verify_s(b, drafts + 1) / verify_s(b, 1) + drafts * cost)
 
     numbers = (
-        number("tokens", "Tokens a verification", closed.expected_tokens(alpha, drafts), "tokens",
-               "(1 - a^(k+1)) / (1 - a)", f"a = {alpha:g}, k = {drafts}"),
+        number("tokens", "Tokens a verification", expected, "tokens",
+               "(1 - a^(k+1)) / (1 - a)", f"(1 - {alpha:g}^{drafts + 1}) / (1 - {alpha:g})"),
         number("gain", "Speed-up on an idle machine", closed.speculation_gain(alpha, drafts, cost), "",
-               "E[tokens] / (1 + k c)", f"c = {cost:g}"),
+               "E[tokens] / (1 + k c)", f"{expected:.3g} / (1 + {drafts} * {cost:g})"),
         number("gain_at_batch", "Speed-up at this batch", gain(batch), "",
-               "E[tokens] / (verification / step + k c)", f"B = {batch}, N = {context}", "nominal"),
+               "E[tokens] / (verification / step + k c)", "", "nominal"),
         number("verify", "Verification", verify_s(batch, drafts + 1), "s",
                "max(weights, linear FLOPs) + max(KV, attention FLOPs) times", "", "nominal"),
         number("rows", "Rows in a product", batch * (drafts + 1), "rows", "B (k + 1)"),
@@ -172,6 +178,8 @@ def _speculation(values: Values) -> Result:
               marks=(Mark(label="ridge", x=star / (drafts + 1)), Mark(label="no gain", y=1.0)),
               series=(curve("speed-up", spread(1, 1024), gain),)))
     return Result(numbers=numbers, charts=charts, num_steps=_DRAFTS, notes=(
+        f"{drafts} drafts at batch {batch}: {batch * (drafts + 1)} rows, "
+        f"{'past' if batch * (drafts + 1) > star else 'below'} the ridge at {star:.0f}.",
         "The weights and the cache are read once, however many positions are verified.",
         "Past the ridge every rejected draft costs time: what speculation spends has been sold by then.",
         "Acceptance differs by text: code accepts well, open-ended prose badly.",
@@ -206,6 +214,8 @@ def _scaling(values: Values) -> Result:
                       curve("with collectives", _WAYS, lambda n: step(1) / step(int(n))),
                       curve("ideal", _WAYS, lambda n: n)))
     return Result(numbers=numbers, charts=(chart,), num_steps=len(_WAYS), notes=(
+        f"{ways} devices: {step(1) / step(ways):.3g} times as fast, not {ways}; the rest is collectives"
+        f"{' and copies of the cache' if closed.kv_copies(one.shape, ways) > 1 else ''}.",
         "The bytes divide; the latency of the collectives does not, and is the least certain number here.",
         f"Beyond {one.shape.num_kv_heads} devices the cache is copied, not cut: it takes no less room.",
         "A payload this small is all latency: across machines, where that is higher, decode seldom gains."))
@@ -239,4 +249,4 @@ SCALING = Lab(
     lead="More bandwidth, minus the collectives.",
     controls=(parts.stepper(len(_WAYS)), parts.MODEL, replace(parts.BATCH, default=1),
               replace(parts.CONTEXT, default=0, low=0, log=False), parts.WEIGHTS, parts.DEVICE,
-              slider("collective_us", "Latency of a collective", 6.0, 0, 100, 0.5, unit="us")))
+              slider("collective_us", "Latency of a collective", 6.0, 0, 100, 0.5, unit="µs")))

@@ -201,10 +201,12 @@ def _photograph(values: Values) -> Result:
         y=tuple(sum(spent[name] for name, place in until.items() if at >= place)
                 for at in range(1, step + 1))),))
     return Result(numbers=numbers, charts=(chart,), num_steps=len(_PLACES), notes=(
+        f"{_PLACES[step - 1].capitalize()}: {seconds * 1e3:.3g} ms after it arrived, {tokens:g} tokens.",
         "The encoder runs once an image and has no decode: it belongs with prefill, and its output, not the "
         "pixels, is what to cache.",
         "The cache outlives both: it stays as long as the conversation.",
-        "How long the prompt is shows only once the image is decoded and tiled."))
+        "How long the prompt is shows only once the image is decoded and tiled; and its cache comes in one "
+        "lump, not token by token."))
 
 
 PHOTOGRAPH = Lab(

@@ -41,6 +41,7 @@ def _context(values: Values) -> Result:
               series=tuple(line for name, one in cases.items()
                            for line in one.residents(name, _CONTEXTS, space))))
     return Result(numbers=numbers, charts=charts, num_steps=len(_CONTEXTS), notes=(
+        f"At {context} tokens a sequence takes {gb(sequence)}, and {resident} stay resident.",
         "The cache is linear in every factor: no regime makes it harmless.",
         "Capacity usually caps the batch before bandwidth does.", *case.notes()))
 
@@ -68,12 +69,12 @@ def _heads(values: Values) -> Result:
     numbers = (
         number("kind", "Attention", names[at]),
         number("per_token", "KV per token", per_token, "bytes", "L * what a layer keeps",
-               f"{layers} * {entries[at]} B", "exact"),
+               f"{layers} * {entries[at]} B"),
         number("sequence", "KV per sequence", per_token * context, "bytes", "N * KV per token",
-               f"{context} * {per_token} B", "exact"),
+               f"{context} * {per_token} B"),
         number("against_mha", "MHA over this", entries[0] / entries[at], "", "bytes / bytes"),
         number("intensity", "Intensity of a decode's attention", rates[at], "FLOP/B",
-               "2g / s_c; of latents 2 n_q (2 d_c + d_R) / (s_c (d_c + d_R))", "", "exact"))
+               "2g / s_c; of latents 2 n_q (2 d_c + d_R) / (s_c (d_c + d_R))"))
     charts = (
         Chart(key="bytes", title="KV per token", x_label="", y_label="bytes", series=(
             Series(name="all layers", x=names[:at + 1], y=tuple(layers * e for e in entries[:at + 1]),
@@ -81,6 +82,7 @@ def _heads(values: Values) -> Result:
         Chart(key="intensity", title="Intensity of a decode's attention", x_label="", y_label="FLOP/B",
               series=(Series(name="FLOP a byte", x=names[:at + 1], y=rates[:at + 1], kind="bar"),)))
     return Result(numbers=numbers, charts=charts, num_steps=7, notes=(
+        f"{names[at]}: {entries[0] / entries[at]:.3g} times less to keep and to read than MHA.",
         "Batching does nothing here: no two requests share a cache, so this intensity holds at every batch.",
         "Fewer heads are less capacity of the model, not a serving flag: at the extreme its quality and its "
         "training suffer (Shazeer 2019; Ainslie et al. 2023).",
@@ -129,9 +131,9 @@ def _ledger(values: Values) -> Result:
         number("prompt_logits", "Logits of a prompt at every position, fp32",
                closed.logits_bytes(context, vocab), "bytes", "N V 4", f"{context} * {vocab} * 4"))
     sides = ("training", "inference")
-    stacked = {**{name: (term.low, 0.0) for name, term in terms.items() if name != "workspace"},
-               "weights served": (0.0, case.weight_bytes), "KV cache": (0.0, batch * sequence),
-               "workspace": (terms["workspace"].low, float(space))}
+    served = {"weights": case.weight_bytes, "workspace": float(space), "KV cache": batch * sequence}
+    stacked = {name: (terms[name].low if name in terms else 0.0, served.get(name, 0.0))
+               for name in dict.fromkeys((*terms, *served))}
     charts = (
         Chart(key="ledgers", title="Two ledgers of one model", x_label="", y_label="bytes", stacked=True,
               series=tuple(Series(name=name, x=sides, y=y, kind="bar") for name, y in stacked.items())),
@@ -142,6 +144,7 @@ def _ledger(values: Values) -> Result:
     bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
               parts=(("weights", case.weight_bytes), ("workspace", space), ("KV cache", batch * sequence)))
     return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
+        f"{batch} conversations: the cache is {batch * sequence / case.weight_bytes:.3g} times the weights.",
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
         "position's logprobs were asked for.", *case.notes()))

@@ -24,7 +24,7 @@ def _chain(values: Values) -> Result:
         number("generate", "To generate all", output * one_s, "s", "tokens * step floor",
                f"{output} * {one_s:.4g}", "nominal"),
         number("train", "To read the same text, known beforehand, in one pass", at_once_s, "s",
-               "max((2PN + 2LN^2d) / (peak * share), weights / bandwidth)", f"N = {output}", "nominal"),
+               "max((2PN + 2LN^2d) / (peak * share), weights / bandwidth)", "", "nominal"),
         number("ratio", "Chain over one pass", output * one_s / at_once_s, "", "time / time"))
     chart = Chart(key="timeline", title="When each token is known", x_label="token", y_label="s", series=(
         Series(name="generated", x=tokens, y=tuple(t * one_s for t in tokens), kind="bar"),
@@ -60,6 +60,7 @@ def _growing(values: Values) -> Result:
         Chart(key="state", title="State of the request", x_label="", y_label="bytes",
               series=(Series(name="KV cache", x=names, y=state, kind="bar"),)))
     return Result(numbers=numbers, charts=charts, num_steps=_STEPS, notes=(
+        f"{names[-1]}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
         "One wide step that computes, then a tail of narrow ones that read; and what they read grows.",
         "A training step has the same time and the same memory on every day of the run.",
         "The two phases disturb each other in one batch: both want the memory's bandwidth."))
@@ -77,8 +78,10 @@ def _dimension(values: Values) -> Result:
     rows, now = _ROWS[step - 1], points[step - 1]
     ridge = peak / device.bytes_per_s
     numbers = (
-        number("rows", "Rows (M)", rows), number("intensity", "Intensity", now, "FLOP/B",
-                                                 "2NDF / (s (ND + DF + NF))", f"N = {rows}"),
+        number("rows", "Rows (M)", rows),
+        number("intensity", "Intensity", now, "FLOP/B", "2NDF / (s (ND + DF + NF))",
+               f"2 * {rows} * {width} * {out} / "
+               f"({size:g} ({rows} * {width} + {width} * {out} + {rows} * {out}))"),
         number("ridge_share", "Share of the ridge", now / ridge, "", "I / I*", f"{now:.4g} / {ridge:.4g}"),
         number("rate", "Arithmetic within reach", reached(now), "FLOP/s", "min(peak, I * bandwidth)"),
         number("peak_share", "Share of the peak", reached(now) / peak, "", "rate / peak"),
@@ -90,6 +93,7 @@ def _dimension(values: Values) -> Result:
                       Series(name="rows 8192 to here", x=tuple(points[:step]), kind="points",
                              y=tuple(reached(x) for x in points[:step]))))
     return Result(numbers=numbers, charts=(chart,), num_steps=len(_ROWS), notes=(
+        f"{rows} rows: {now:.4g} FLOP for each byte, against {ridge:.0f} at the ridge.",
         "The same weights are read whole for 8192 rows and for one: the smallest dimension rules.",
         "Decode is not slow because its kernels are small: with free launches it would stand here too.",
         "Bytes are those of one product that must cross the memory: input, matrix, output."))
@@ -119,6 +123,7 @@ def _redundancy(values: Values) -> Result:
                       curve("without a cache", grid, lambda n: closed.uncached_flops(params, prompt, n)),
                       curve("with one", grid, lambda n: closed.cached_flops(params, prompt, n))))
     return Result(numbers=numbers, charts=(chart,), num_steps=_REDUNDANT, notes=(
+        f"After {done:g} tokens a machine without a cache has spent {without / cached:.3g} times the FLOPs.",
         "A causal mask keeps every earlier position as it was: its keys and values come out the same bit for "
         "bit, so keeping them is exact.",
         "The cache removes the recomputation and not the attention: a query still meets every cached key.",

@@ -10,7 +10,7 @@ def _notes(case: Case, needed: float) -> tuple[str, ...]:
     notes = [
         "Times are floors of a perfect engine: real ones land 20 to 50 % above the bandwidth floor. The "
         f"prompt runs at an assumed {ASSUMED.prefill:.0%} of the dense peak, and a collective takes an "
-        f"assumed {ASSUMED.collective_s * 1e6:g} us, two a layer.",
+        f"assumed {ASSUMED.collective_s * 1e6:g} µs, two a layer.",
         "TPOT is taken at the mean context of an answer, prompt + output / 2; TTFT is of one prompt alone, "
         "and of the last where a whole batch arrives at once.", *case.notes()]
     if needed > case.memory_bytes:

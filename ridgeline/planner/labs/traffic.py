@@ -9,6 +9,10 @@ from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Request, schedu
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _PROMPTS = (512, 128, 2048, 256, 8192, 1024, 128, 4096)
+_SAID = {"static": "Static: a batch runs until its longest answer is done; others hold their slots idle.",
+         "continuous": "Continuous: a slot is refilled when it falls free, but a prompt stalls everybody.",
+         "chunked": "Chunked: each step takes a bounded piece of a prompt, so nobody waits long for a token.",
+         "disaggregated": "Disaggregated: prompts run on a device of their own, and their caches travel."}
 _OUTPUTS = (500, 20, 160, 80, 60, 200, 40, 120)
 
 
@@ -54,6 +58,7 @@ def _goodput(values: Values) -> Result:
               marks=(Mark(label="target", y=real(values, "tpot") / 1e3),),
               series=(curve("TPOT", batches, gap),)))
     return Result(numbers=numbers, charts=charts, num_steps=len(_BATCHES), notes=(
+        f"Batch {batch}: {served(batch):.3g} requests a second, {good(batch):.3g} of them in time.",
         "All share one step, so all miss the target at once: past it throughput rises and goodput is none.",
         "A mean hides what users notice: quote percentiles, and of both phases in one run.",
         "Below the offered rate a queue grows without end, and TTFT tells of the scheduler."))
@@ -83,12 +88,13 @@ def _schedulers(values: Values) -> Result:
         number("ttft_worst", "Worst TTFT", max(life.ttft_s for life in mine), "s"),
         number("gap", "Longest wait between two tokens", max(life.gap_s for life in mine), "s"),
         number("devices", "Devices", 2 if chosen == "disaggregated" else 1))
-    names = tuple(f"{i + 1}: {one.prompt} in, {one.output} out" for i, one in enumerate(requests))
+    names = tuple(f"{i + 1}: {one.prompt}+{one.output}" for i, one in enumerate(requests))
     spent = {"waiting": [x.queued_s for x in mine], "prefill": [x.prefill_s for x in mine],
              "decode": [x.decode_s for x in mine], "slot held, doing nothing": [x.held_s for x in mine]}
     gaps = tuple(max(life.gap_s for life in of) for of in lives.values())
     charts = (
-        Chart(key="lives", title=f"Eight requests, {chosen}", x_label="request", y_label="s since arrival",
+        Chart(key="lives", title=f"Eight requests, {chosen}", x_label="request: tokens in + out",
+              y_label="s",
               stacked=True, series=tuple(Series(name=name, x=names, y=tuple(y), kind="bar")
                                          for name, y in spent.items())),
         Chart(key="gaps", title="Longest wait between two tokens", x_label="", y_label="s",
@@ -96,6 +102,7 @@ def _schedulers(values: Values) -> Result:
         Chart(key="makespan", title="Until all are done", x_label="", y_label="s",
               series=(Series(name="time", x=SCHEDULERS, y=tuple(ends.values()), kind="bar"),)))
     return Result(numbers=numbers, charts=charts, num_steps=len(SCHEDULERS), notes=(
+        _SAID[chosen],
         "A small deterministic model feeds this page: steps priced by the closed forms, no preemption, no "
         "shared prefixes. Disaggregation counts two devices, and a prompt that is done may wait for a slot.",
         "Equal requests show none of this: static batching looks fine and chunks look like overhead. Measure "
