@@ -64,7 +64,7 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
     ("wall", {"weights": "fp8"}, "empty_step", "S73", 0),
     ("bending", {}, "ceiling", "S36", 1), ("bending", {}, "b_cross", "S35", 1),
     ("quantization", {}, "prefill", "S08", 0), ("quantization", {}, "decode", "S12", 0),
-    ("quantization", {"step": 5}, "residents", "S72", 0), ("quantization", {"step": 3}, "b_star", "S74", 0),
+    ("quantization", {"step": 5}, "residents", "S72", 0), ("quantization", {"step": 2}, "b_star", "S74", 0),
     ("speculation", {}, "tokens", "S42", 0), ("speculation", {}, "gain", "S43", 0),
     ("speculation", {}, "rows", "S44", 0), ("speculation", {}, "closing", "S78", 0),
     ("speculation", {}, "best", "S79", 0), ("speculation", {"draft_cost": 0.2}, "best", "S79", 2),

@@ -12,7 +12,7 @@ from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, numbe
 _SIZES = (1e9, 3e9, 8e9, 13e9, 34e9, 70e9, 405e9)
 _READING = (5.0, 15.0)  # tokens/s: about 250 words a minute, and three times as fast; assumed
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-_EDITS = (("bf16", "bf16"), ("int8", "bf16"), ("int4", "bf16"), ("fp8", "bf16"), ("bf16", "fp8"),
+_EDITS = (("bf16", "bf16"), ("int4", "bf16"), ("int8", "bf16"), ("fp8", "bf16"), ("bf16", "fp8"),
           ("int4", "fp8"), ("fp8", "fp8"))  # (weights, cache)
 _WAYS = (1, 2, 4, 8, 16)
 _DRAFTS = 8
@@ -116,7 +116,7 @@ def _quantization(values: Values) -> Result:
         number("decode", "Decode step, scales read and tables in bf16",
                case.exact_s(batch, context - 1), "s", "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
-        number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ widening]", "",
+        number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ unpacking]", "",
                "nominal"),
         number("prefill_gain", "Prefill, times as fast", plain.prompt_s(prompt) / prefill),
         number("residents", "Resident sequences", case.resident(context, space), "sequences",
@@ -134,9 +134,9 @@ def _quantization(values: Values) -> Result:
         f"{names[at]}: decode {gains['decode'][at]:.3g}, prefill {gains['prefill'][at]:.3g} and capacity "
         f"{gains['capacity'][at]:.3g} times bf16's.",
         "Decode follows the weights' bytes, prefill the arithmetic's format, capacity the cache's bytes.",
-        "Weight-only formats do not speed up a prompt: widening them is added to what binds already, "
-        "taken as 2 operations a weight for every 128 rows (assumed).",
-        "fp8 weights multiply in fp8 where the device can; where it cannot they are weight-only too.",
+        "Weight-only formats do not speed up a prompt: unpacking them is added to what binds already, "
+        "taken as 2 operations a weight for every 256 rows (assumed).",
+        "fp8 and int8 weights are multiplied as they are where the device can; else they are unpacked too.",
         "Nothing here says whether the quantized model is as good: measure quality."))
 
 

@@ -59,7 +59,7 @@ def stepper(num_steps: int) -> Control:
 MODEL = choice("model", "Model", "llama-3-8b", MODELS)
 DEVICE = choice("device", "Accelerator", "h100-sxm", hardware_names())
 WEIGHTS = choice("weights", "Weight precision", "bf16", tuple(WEIGHT_BYTES),
-                 "fp8 multiplies in fp8 where the device can; int8 and int4 are multiplied in 16 bits")
+                 "fp8 and int8 are multiplied as they are where the device can; int4 is unpacked first")
 CACHE = choice("cache", "Cache precision", "bf16", tuple(CACHE_BYTES))
 CONTEXT = slider("context", "Context length", 8192, 512, 131072, unit="tokens", log=True)
 BATCH = slider("batch", "Batch", 16, 1, 1024, unit="sequences", log=True)
@@ -94,9 +94,8 @@ def real(values: Values, key: str) -> float:
 
 
 def dense_rate(device: HardwareSpec, weights: str) -> float:
-    """Dense FLOP/s: in 8 bits where the weights are fp8 and the device multiplies fp8, else in 16."""
-    eight = device.flops_per_s.get("float8_e4m3fn")
-    return eight if weights == "fp8" and eight else device.peak_rate
+    """Dense FLOP/s: in the weights' 8-bit format where the device multiplies it, else in 16 bits."""
+    return max(device.peak_rate, device.flops_per_s.get(FORMATS[_FORMATS[weights]].dtype, 0.0))
 
 
 @cache
@@ -179,12 +178,12 @@ class Case:
         return closed.num_collectives(self.shape, self.ways) * ASSUMED.collective_s
 
     def prompt_s(self, num_tokens: float) -> float:
-        """A prompt at the assumed share of the dense peak; narrow weights that are multiplied in 16 bits are
-        widened first, by units that do float32 (a sixteenth of the peak where no table states them)."""
+        """A prompt at the assumed share of the dense peak; weights that are not multiplied as they are held
+        are unpacked first, at the rate of float32 where the device states one."""
         seconds = closed.prefill_flops(self.shape, num_tokens) / (self.rate * ASSUMED.prefill)
         if self.weights != "bf16" and self.rate == self.device.peak_rate:
-            vector = self.device.flops_per_s.get("float32", self.device.peak_rate / 16)
-            seconds += closed.dequantize_flops(self.shape.num_params, num_tokens) / vector
+            vector = self.device.flops_per_s.get("float32", self.device.peak_rate)
+            seconds += closed.unpack_flops(self.shape.num_params, num_tokens) / vector
         return seconds / self.ways + self.collectives_s
 
     def resident(self, context: float, workspace_bytes: float = 0) -> int:

@@ -40,7 +40,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
     exact, held = case.exact_s(batch, round(mean) - 1), case.held(batch, mean)
     return (
         number("ttft", "TTFT, one prompt", ttft, "s",
-               "(2PN + 2LN^2d) / (n * peak * share) [+ widening] + collectives",
+               "(2PN + 2LN^2d) / (n * peak * share) [+ unpacking] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
         number("ttft", "TTFT, one prompt, its last position projected",
                case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
