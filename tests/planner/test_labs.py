@@ -53,7 +53,7 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
     ("redundancy", {"step": 10}, "without", "S15", 0), ("redundancy", {"step": 10}, "with", "S16", 0),
     ("redundancy", {"step": 10}, "ratio", "S17", 0),
     ("m-dimension", {}, "intensity", "S01", 0),
-    ("m-dimension", {"step": 8}, "intensity", "S02", 0),
+    ("m-dimension", {"step": 8}, "intensity", "S02", 0), ("ledger", {}, "parity", "S96", 0),
     ("kv-context", {"model": "llama-2-7b", "step": 7}, "against_weights", "S66", 0),
     ("heads", {"step": 3}, "intensity", "S25", 1), ("heads", {"step": 6}, "intensity", "S25", 3),
     ("ledger", {}, "crossover_tokens", "S30", 0), ("ledger", {}, "crossover", "S68", 0),

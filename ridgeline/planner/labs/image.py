@@ -161,8 +161,8 @@ def _compute(values: Values) -> Result:
         "An image is not one token of cost: it is prefill and cache that grow with its tiles.",
         "Preprocessing is the crudest number here: it runs on a processor and no GPU profile shows it.",
         "A second question about the same image is a short prompt where its prefix is cached.",
-        f"Padded to {photo.tiles} tiles, a batch of one such image among many of one tile wastes up to "
-        f"{1 - 1 / photo.tiles:.0%} of the encoder's work."))
+        f"Padded to {photo.tiles} tiles, a batch of one such image and seven of one tile wastes "
+        f"{closed.padded_waste((photo.tiles, *[1] * 7), photo.tiles):.0%} of the encoder's work."))
 
 
 _MODEL = choice("model", "Language backbone", "7b, full mha", (*BACKBONES, *parts.MODELS),

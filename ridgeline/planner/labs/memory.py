@@ -7,7 +7,7 @@ from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.ledger import closed, training
 from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result, Series
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, spread, text, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, real, spread, text, whole
 from ridgeline.spec.cache import Paged
 from ridgeline.spec.cost import CONTEXT, FEW_PAIRS, PAIRS
 
@@ -111,6 +111,7 @@ def _intensity(block: AttentionSpec | MlaSpec, size: int) -> float:
 def _ledger(values: Values) -> Result:
     case, step, context = Case.of(values), whole(values, "step"), whole(values, "context")
     batch, sequence, space = _RESIDENTS[step - 1], case.sequence_bytes(context), ASSUMED.workspace_bytes
+    trained, served_a_day = real(values, "trained") * 1e12, real(values, "served") * 1e12
     terms = training.training_ledger(case.shape.num_params)
     whole_run = training.training_bytes(case.shape.num_params)
     cross = closed.crossover_tokens(case.shape, case.s_w, case.s_c)
@@ -126,6 +127,11 @@ def _ledger(values: Values) -> Result:
                "crossover tokens / N", f"{cross:.0f} / {context}", "nominal"),
         number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "",
                "B KV / (weights + B KV)", "", "nominal"),
+        number("parity", "Days until as many tokens are served as trained on",
+               training.parity_days(trained, served_a_day), "days", "trained / served a day",
+               f"{trained:g} / {served_a_day:g}"),
+        number("parity_flops", "Days until as many FLOPs are spent",
+               training.parity_days(trained, served_a_day, by_flops=True), "days", "6 / 2 * the same"),
         number("logits", "Logits of a decode step, fp32", closed.logits_bytes(batch, vocab), "bytes", "B V 4",
                f"{batch} * {vocab} * 4"),
         number("prompt_logits", "Logits of a prompt at every position, fp32",
@@ -162,4 +168,7 @@ MEMORY: tuple[Lab, ...] = (
     Lab(key="ledger", title="The memory ledger beside training's", compute=_ledger,
         lead="What one model takes to train and to serve, and when the cache outweighs the weights.",
         controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
-                  parts.DEVICE)))
+                  parts.DEVICE,
+                  parts.slider("trained", "Trained on", 32.0, 0.1, 100, 0.1, unit="1e12 tokens", log=True),
+                  parts.slider("served", "Served a day", 8.6, 0.001, 100, 0.001, unit="1e12 tokens",
+                               log=True))))

@@ -225,6 +225,11 @@ class Case:
         sums = Summer(bare.windows, few=bare.few).sums([0] * num_tokens, [1] * num_tokens, num_tokens)
         return sum(line.read_bytes for line in bare.at(sums))
 
+    def params_without_tables(self) -> int:
+        """Parameters beside the embedding and the head."""
+        return sum(param.num_elements for name, param in model(self.model).params()
+                   if name not in ("embed.weight", "head.weight"))
+
     def routers(self) -> dict[Router, int]:
         """(experts, chosen) -> layers."""
         return _account(self.model, self.weights, 0.0).layers_by_router()

@@ -44,7 +44,7 @@ def _growing(values: Values) -> Result:
     names = ("prefill", *(f"token {n}" for n in at[1:]))[:step]
     seconds = (case.prompt_s(prompt), *(case.step_s(1, prompt + n) for n in at[1:]))[:step]
     state = tuple(case.sequence_bytes(prompt + n) for n in at[:step])
-    held = training.training_bytes(case.shape.num_params)
+    held, bare = training.training_bytes(case.shape.num_params), case.params_without_tables()
     numbers = (
         number("step_s", "This step", seconds[-1], "s", "prefill at its share of the peak; a decode at the "
                "bandwidth", names[-1], "nominal"),
@@ -52,6 +52,12 @@ def _growing(values: Values) -> Result:
                f"{prompt + at[step - 1]} tokens", "nominal"),
         number("training_state", "State of a training run, every step the same", held.low, "bytes",
                "weights, masters, gradients, moments, activations", f"{gb(held.low)} to {gb(held.high)}"),
+        number("quadratic", "Prompt whose attention costs what its linear layers do",
+               closed.quadratic_tokens(case.shape.num_params, case.shape), "tokens", "P / (L d)",
+               f"{case.shape.num_params:.4g} / ({case.shape.num_layers} * {case.shape.width:g})", "nominal"),
+        number("quadratic_bare", "The same, the tables of tokens not counted",
+               closed.quadratic_tokens(bare, case.shape), "tokens", "P / (L d)",
+               f"{bare:.4g} / ({case.shape.num_layers} * {case.shape.width:g})"),
         number("flops_ratio", "FLOPs a parameter and token, training over inference",
                training.TRAINING_FLOPS / training.INFERENCE_FLOPS, "", "6 / 2"))
     charts = (
@@ -82,6 +88,9 @@ def _dimension(values: Values) -> Result:
         number("intensity", "Intensity", now, "FLOP/B", "2NDF / (s (ND + DF + NF))",
                f"2 * {rows} * {width} * {out} / "
                f"({size:g} ({rows} * {width} + {width} * {out} + {rows} * {out}))"),
+        number("attention", "Attention of as many queries over 8192 keys, MHA",
+               closed.attention_intensity(_ROWS[0], rows), "FLOP/B", "ST / (S + T)",
+               f"{_ROWS[0]} * {rows} / ({_ROWS[0]} + {rows})"),
         number("ridge_share", "Share of the ridge", now / ridge, "", "I / I*", f"{now:.4g} / {ridge:.4g}"),
         number("rate", "Arithmetic within reach", reached(now), "FLOP/s", "min(peak, I * bandwidth)"),
         number("peak_share", "Share of the peak", reached(now) / peak, "", "rate / peak"),
