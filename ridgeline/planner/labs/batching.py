@@ -1,9 +1,9 @@
 """Lab 3, the batching explorer. Source: "The Mechanics of LLM Inference", What batching actually buys."""
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
+from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, spread, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, curve, gb, number, spread, whole
 
 
 def _compute(values: Values) -> Result:
@@ -44,20 +44,17 @@ def _compute(values: Values) -> Result:
                "sum of lines' max(bytes, FLOPs) times", "", "exact"))
     batches, lengths = spread(1, 4096), spread(512, 131072)
     places = {"B*": star, "B_cross": cross, "B_max": most}
-    marks = tuple(Mark(label=label, x=x) for label, x in places.items() if x)
     charts = (
-        Chart(key="intensity", title="Intensity against batch", x_label="sequences", y_label="FLOP/B",
-              log_x=True, log_y=True, marks=(*marks, Mark(label="ridge", y=case.balance)),
-              series=(curve("this context", batches, intensity),
-                      curve("weights alone", batches, lambda b: 2 * b / case.s_w))),
-        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
-              log_x=True, marks=(*marks, Mark(label="ceiling", y=device.bytes_per_s / sequence)),
-              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, context)),)),
-        Chart(key="limits", title="The three limits against context", x_label="context, tokens",
-              y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
-              series=(curve("B*", lengths, lambda n: star),
-                      curve("B_cross", lengths, lambda n: cross * context / n),
-                      *case.residents("B_max", lengths, space))))
+        chart("intensity", "Intensity against batch", "sequences", "FLOP/B",
+              curve("this context", batches, intensity),
+              curve("weights alone", batches, lambda b: 2 * b / case.s_w), log="xy", at_x=places,
+              at_y={"ridge": case.balance}),
+        chart("throughput", "Throughput against batch", "sequences", "tok/s",
+              curve("all sequences", batches, lambda b: b / case.step_s(b, context)), log="x", at_x=places,
+              at_y={"ceiling": device.bytes_per_s / sequence}),
+        chart("limits", "The three limits against context", "context, tokens", "sequences",
+              curve("B*", lengths, lambda n: star), curve("B_cross", lengths, lambda n: cross * context / n),
+              *case.residents("B_max", lengths, space), log="xy", at_x={"this context": context}))
     notes = ("B* is the batch at which reading the weights is worth their arithmetic. It is no target: the "
              "cache and the memory usually come first.",
              "Below B_cross another request is nearly free; above it, it lengthens everybody's step.",

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ridgeline.planner.lab import Chart, Lab, Mark, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, curve, number, slider, spread, whole
+from ridgeline.planner.labs.parts import Case, Values, chart, curve, number, slider, spread, whole
 from ridgeline.spec.cost import expected_distinct
 
 MIXTURES = tuple(name for name in parts.MODELS if any(
@@ -33,13 +33,12 @@ def _compute(values: Values) -> Result:
                "sum of lines' max(bytes, FLOPs) times", f"at a context of {context}", "exact"))
     batches = [round(b) for b in spread(1, 1024)]
     charts = (
-        Chart(key="distinct", title="Experts read against tokens in a step", x_label="tokens",
-              y_label="experts", log_x=True,
-              marks=(Mark(label="this step", x=rows), Mark(label="all", y=experts)),
-              series=(curve("distinct", batches, lambda b: expected_distinct((experts, top_k), b)),)),
-        Chart(key="bytes", title="Weights read a step", x_label="tokens", y_label="bytes", log_x=True,
-              marks=(Mark(label="all weights", y=all_of_them),),
-              series=(curve("read", batches, lambda b: case.exact_weights_read(int(b))),)))
+        chart("distinct", "Experts read against tokens in a step", "tokens", "experts",
+              curve("distinct", batches, lambda b: expected_distinct((experts, top_k), b)), log="x",
+              at_x={"this step": rows}, at_y={"all": experts}),
+        chart("bytes", "Weights read a step", "tokens", "bytes",
+              curve("read", batches, lambda b: case.exact_weights_read(int(b))), log="x",
+              at_y={"all weights": all_of_them}))
     return Result(numbers=numbers, charts=charts, notes=(
         "Every choice is taken as equally likely; skewed routing reads fewer experts.",
         "The advantage in bytes goes as the batch grows; the one in FLOPs stays, but FLOPs did not bind.",

@@ -13,7 +13,7 @@ from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
 from ridgeline.ledger.sums import Summer
 from ridgeline.models.catalog import find_model, model_names
-from ridgeline.planner.lab import Control, Number, Series, Value
+from ridgeline.planner.lab import Chart, Control, Mark, Number, Series, Value
 from ridgeline.spec.cache import Paged, Window
 from ridgeline.spec.cost import Router
 from ridgeline.spec.hardware import HardwareSpec, hardware, hardware_names
@@ -74,6 +74,22 @@ def number(key: str, label: str, value: Value, unit: str = "", formula: str = ""
 
 def curve(name: str, xs: Sequence[float], y: Callable[[float], float], kind: str = "line") -> Series:
     return Series(name=name, x=tuple(xs), y=tuple(y(x) for x in xs), kind=kind)
+
+
+def bars(xs: Sequence[float | str], heights: Mapping[str, Sequence[float]]) -> tuple[Series, ...]:
+    """A series of bars for each name, as many as it has heights."""
+    return tuple(Series(name=name, x=tuple(xs[:len(ys)]), y=tuple(ys), kind="bar")
+                 for name, ys in heights.items())
+
+
+def chart(key: str, title: str, x_label: str, y_label: str, *series: Series, log: str = "",
+          at_x: Mapping[str, float] | None = None, at_y: Mapping[str, float] | None = None,
+          stacked: bool = False) -> Chart:
+    """log: the logarithmic axes, "x", "y" or "xy". at_x, at_y: marks by label; 0 is left out."""
+    marks = (*(Mark(label=label, x=x) for label, x in (at_x or {}).items() if x),
+             *(Mark(label=label, y=y) for label, y in (at_y or {}).items() if y))
+    return Chart(key=key, title=title, x_label=x_label, y_label=y_label, series=series, stacked=stacked,
+                 log_x="x" in log, log_y="y" in log, marks=marks)
 
 
 def spread(low: float, high: float, num: int = 33) -> tuple[float, ...]:

@@ -2,9 +2,9 @@
 redundancy behind the cache. Source: "The Mechanics of LLM Inference", its sections 1 to 4."""
 
 from ridgeline.ledger import closed, training
-from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, curve, gb, number, slider, spread, whole
+from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, slider, spread, whole
 
 _TOKENS = slider("output", "Tokens generated", 500, 8, 8192, unit="tokens", log=True)
 _PROMPT = slider("prompt", "Prompt tokens", 1000, 16, 32768, unit="tokens", log=True)
@@ -26,10 +26,10 @@ def _chain(values: Values) -> Result:
         number("train", "To read the same text, known beforehand, in one pass", at_once_s, "s",
                "max((2PN + 2LN^2d) / (peak * share), weights / bandwidth)", "", "nominal"),
         number("ratio", "Chain over one pass", output * one_s / at_once_s, "", "time / time"))
-    chart = Chart(key="timeline", title="When each token is known", x_label="token", y_label="s", series=(
-        Series(name="generated", x=tokens, y=tuple(t * one_s for t in tokens), kind="bar"),
-        Series(name="known text, one pass", x=tokens, y=(few_s,) * step, kind="bar")))
-    return Result(numbers=numbers, charts=(chart,), num_steps=_CHAIN, notes=(
+    charts = (chart("timeline", "When each token is known", "token", "s",
+                    *bars(tokens, {"generated": [token * one_s for token in tokens],
+                                   "known text, one pass": [few_s] * step})),)
+    return Result(numbers=numbers, charts=charts, num_steps=_CHAIN, notes=(
         f"Token {step} needs token {step - 1}: no device, kernel or scheduler runs the two passes at once."
         if step > 1 else "The first token needs the prompt alone.",
         "In training the text is known, so every position is predicted in one pass.",
@@ -61,10 +61,8 @@ def _growing(values: Values) -> Result:
         number("flops_ratio", "FLOPs a parameter and token, training over inference",
                training.TRAINING_FLOPS / training.INFERENCE_FLOPS, "", "6 / 2"))
     charts = (
-        Chart(key="steps", title="Time of a step", x_label="", y_label="s",
-              series=(Series(name="request", x=names, y=seconds, kind="bar"),)),
-        Chart(key="state", title="State of the request", x_label="", y_label="bytes",
-              series=(Series(name="KV cache", x=names, y=state, kind="bar"),)))
+        chart("steps", "Time of a step", "", "s", *bars(names, {"request": seconds})),
+        chart("state", "State of the request", "", "bytes", *bars(names, {"KV cache": state})))
     return Result(numbers=numbers, charts=charts, num_steps=_STEPS, notes=(
         f"{names[-1]}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
         "One wide step that computes, then a tail of narrow ones that read; and what they read grows.",
@@ -96,12 +94,11 @@ def _dimension(values: Values) -> Result:
         number("peak_share", "Share of the peak", reached(now) / peak, "", "rate / peak"),
         number("time", "Floor of this product", 2.0 * rows * width * out / reached(now), "s", "2NDF / rate"),
         number("bound", "Bound by", "compute" if now >= ridge else "memory"))
-    chart = Chart(key="roofline", title="Roofline", x_label="FLOP/B", y_label="FLOP/s", log_x=True,
-                  log_y=True, marks=(Mark(label="ridge", x=ridge),), series=(
-                      curve("roof", spread(min(points) / 2, 8192), reached),
-                      Series(name="rows 8192 to here", x=tuple(points[:step]), kind="points",
-                             y=tuple(reached(x) for x in points[:step]))))
-    return Result(numbers=numbers, charts=(chart,), num_steps=len(_ROWS), notes=(
+    charts = (chart("roofline", "Roofline", "FLOP/B", "FLOP/s",
+                    curve("roof", spread(min(points) / 2, 8192), reached),
+                    curve("rows 8192 to here", points[:step], reached, "points"), log="xy",
+                    at_x={"ridge": ridge}),)
+    return Result(numbers=numbers, charts=charts, num_steps=len(_ROWS), notes=(
         f"{rows} rows: {now:.4g} FLOP for each byte, against {ridge:.0f} at the ridge.",
         "The same weights are read whole for 8192 rows and for one: the smallest dimension rules.",
         "Decode is not slow because its kernels are small: with free launches it would stand here too.",
@@ -127,11 +124,11 @@ def _redundancy(values: Values) -> Result:
         number("attention", "Attention that stays with one", attention, "FLOP",
                "4Ld (N_o N_p + N_o^2 / 2)", "", "nominal"))
     grid = [output * i / 20 for i in range(1, 21)]
-    chart = Chart(key="flops", title="Linear FLOPs spent", x_label="tokens generated", y_label="FLOP",
-                  log_y=True, marks=(Mark(label="here", x=done),), series=(
-                      curve("without a cache", grid, lambda n: closed.uncached_flops(params, prompt, n)),
-                      curve("with one", grid, lambda n: closed.cached_flops(params, prompt, n))))
-    return Result(numbers=numbers, charts=(chart,), num_steps=_REDUNDANT, notes=(
+    charts = (chart("flops", "Linear FLOPs spent", "tokens generated", "FLOP",
+                    curve("without a cache", grid, lambda n: closed.uncached_flops(params, prompt, n)),
+                    curve("with one", grid, lambda n: closed.cached_flops(params, prompt, n)), log="y",
+                    at_x={"here": done}),)
+    return Result(numbers=numbers, charts=charts, num_steps=_REDUNDANT, notes=(
         f"After {done:g} tokens a machine without a cache has spent {without / cached:.3g} times the FLOPs.",
         "A causal mask keeps every earlier position as it was: its keys and values come out the same bit for "
         "bit, so keeping them is exact.",

@@ -1,9 +1,9 @@
 """Lab 2, the serving planner. Source: "The Mechanics of LLM Inference", The inference memory ledger."""
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Number, Result
+from ridgeline.planner.lab import Bar, Lab, Number, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, slider, spread, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, curve, gb, number, spread, whole
 
 
 def _notes(case: Case, needed: float) -> tuple[str, ...]:
@@ -77,14 +77,12 @@ def _compute(values: Values) -> Result:
                "B (2P + 4LNd) / (weights + B KV)",
                f"{flops:.4g} / {step_bytes:.4g}; the ridge is at {case.balance:.0f}", "nominal"))
     batches = spread(1, 1024)
-    limit = case.resident(prompt + output, ASSUMED.workspace_bytes)
-    marks = (Mark(label="this batch", x=batch), *([Mark(label="memory is full", x=limit)] if limit else []))
+    marks = {"this batch": batch, "memory is full": case.resident(prompt + output, ASSUMED.workspace_bytes)}
     charts = (
-        Chart(key="tpot", title="TPOT against batch", x_label="sequences", y_label="s", log_x=True,
-              marks=marks, series=(curve("TPOT", batches, lambda b: case.step_s(b, mean)),)),
-        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
-              log_x=True, marks=marks,
-              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, mean)),)))
+        chart("tpot", "TPOT against batch", "sequences", "s",
+              curve("TPOT", batches, lambda b: case.step_s(b, mean)), log="x", at_x=marks),
+        chart("throughput", "Throughput against batch", "sequences", "tok/s",
+              curve("all sequences", batches, lambda b: b / case.step_s(b, mean)), log="x", at_x=marks))
     most = case.held(batch, prompt + output)
     bar = Bar(key="memory", title=f"Each {case.device.name}", total=case.memory_bytes,
               parts=(("weights", bare), ("KV cache", most - bare), ("workspace", ASSUMED.workspace_bytes)))
@@ -95,7 +93,7 @@ def _compute(values: Values) -> Result:
 SERVING = Lab(
     key="serving", title="Serving planner",
     lead="Whether a deployment fits, how long the first token takes, and every one after it.",
-    controls=(parts.MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
-              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
+    controls=(parts.MODEL, parts.slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              parts.slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
               parts.TP, parts.WEIGHTS, parts.CACHE, parts.DEVICE),
     compute=_compute)
