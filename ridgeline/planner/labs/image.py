@@ -198,7 +198,7 @@ def _photograph(values: Values) -> Result:
     clock = [sum(spent[name] for name, place in until.items() if at >= place) for at in range(1, step + 1)]
     charts = (chart("clock", "Time until each place", "", "s", *bars(_PLACES, {"elapsed": clock})),)
     return Result(numbers=numbers, charts=charts, num_steps=len(_PLACES), notes=(
-        f"{_PLACES[step - 1].capitalize()}: {seconds * 1e3:.3g} ms after it arrived, {tokens:g} tokens.",
+        f"{_PLACES[step - 1].capitalize()}: {seconds * 1e3:.3g} ms after it arrived, {tokens:.0f} tokens.",
         "The encoder runs once an image and has no decode: it belongs with prefill, and its output, not the "
         "pixels, is what to cache.",
         "The cache outlives both: it stays as long as the conversation.",
