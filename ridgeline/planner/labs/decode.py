@@ -226,7 +226,7 @@ BENDING = Lab(
     lead="Weights are read once for all, caches once for each: why intensity bends with the batch.",
     controls=(parts.stepper(len(_BATCHES)), parts.MODEL, parts.CONTEXT, parts.CACHE, parts.DEVICE))
 QUANTIZATION = Lab(
-    key="quantization", title="Quantization's three edits", compute=_quantization,
+    key="quantization", title="Three edits of quantization", compute=_quantization,
     lead="Three lines of the ledger, and what an edit of each changes.",
     controls=(parts.stepper(len(_EDITS)), parts.MODEL, replace(parts.BATCH, default=1), parts.CONTEXT,
               parts.slider("prompt", "Prompt tokens", 8192, 16, 131072, unit="tokens", log=True),

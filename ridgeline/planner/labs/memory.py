@@ -162,7 +162,7 @@ MEMORY: tuple[Lab, ...] = (
         controls=(parts.stepper(7), parts.choice("heads", "Query heads", "32", ("32", "64", "128")),
                   parts.choice("head_dim", "Head dimension", "128", ("64", "128", "256")),
                   parts.slider("layers", "Layers", 32, 1, 128), parts.CONTEXT, parts.CACHE)),
-    Lab(key="ledger", title="The memory ledger beside training's", compute=_ledger,
+    Lab(key="ledger", title="The memory ledger beside that of training", compute=_ledger,
         lead="What one model takes to train and to serve, and when the cache outweighs the weights.",
         controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
                   parts.DEVICE,
