@@ -114,10 +114,10 @@ def cached_flops(params: float, prompt: float, output: float) -> float:
     return 2 * params * (prompt + output)
 
 
-def unpack_flops(params: float, num_tokens: float, tile_rows: int = 256) -> float:
+def unpack_flops(params: float, num_tokens: float, tile_rows: int) -> float:
     """2P for each tile of rows: a zero point and a scale a weight, beside the matrix units, each time a tile
-    of weights is brought to one of rows. What weight-only formats add to a prompt; the tile is assumed. [M]
-    Quantization as a ledger edit."""
+    of weights is brought to one of rows. What weight-only formats add to a prompt. [M] Quantization as a
+    ledger edit."""
     return 2 * params * num_tokens / tile_rows
 
 

@@ -104,7 +104,11 @@ def leaves(tree: object) -> Iterator[object]:
 
 
 def check(lab: Lab, state: dict[str, Value]) -> Result:
-    result = lab.compute(state)
+    try:
+        result = lab.compute(state)
+    except ConfigError as error:  # not every shape can be cut so, nor every device joined: said with what can
+        assert state.get("tp") != "1" and ("sizes that work are 1" in str(error) or "at most" in str(error))
+        return check(lab, {**state, "tp": "1"})
     assert all(math.isfinite(leaf) for leaf in leaves(asdict(result)) if isinstance(leaf, float))
     json.dumps(asdict(result), allow_nan=False)
     for chart in result.charts:
@@ -143,7 +147,7 @@ def test_bad_values_are_refused_by_name(lab: Lab) -> None:
 
 
 @EVERY_LAB
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_corners_are_sayable(lab: Lab, data: st.DataObject) -> None:
     check(lab, {control.key: data.draw(st.sampled_from(ends(control))) for control in lab.controls})

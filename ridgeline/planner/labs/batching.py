@@ -40,7 +40,7 @@ def _compute(values: Values) -> Result:
                "bandwidth / KV, one device's part", f"{device.bytes_per_s:.4g} / {sequence:.4g}", "nominal"),
         number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
                f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
-        number("step", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
+        number("step", "Step at B_max", case.decode(max(most, 1), context).floor_s, "s",
                "sum of lines' max(bytes, FLOPs) times", "", "exact"))
     batches, lengths = spread(1, 4096), spread(512, 131072)
     places = {"B*": star, "B_cross": cross, "B_max": most}

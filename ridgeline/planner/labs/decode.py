@@ -30,7 +30,7 @@ def _wall(values: Values) -> Result:
                "bandwidth / (s_w P)", "", "nominal"),
         number("empty_step", f"Step of {case.model}, empty cache", empty, "s", "s_w P / bandwidth",
                f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "nominal"),
-        number("empty_step", "The same, what is really read", case.exact_s(1, 0), "s",
+        number("empty_step", "The same, what is really read", case.decode(1, 1).floor_s, "s",
                "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
         number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
@@ -43,7 +43,7 @@ def _wall(values: Values) -> Result:
                "quoted tok/s * weights", f"{claimed:g} * {gb(case.weight_bytes)}", "nominal"),
         number("implied_share", "Of the device's", implied / beta, "", "implied / bandwidth"))
     sizes, lengths = spread(0.5e9, 500e9), spread(512, 131072)
-    kinds = {name: size for name, size in parts.WEIGHT_BYTES.items() if name != "int8"}
+    kinds = {name: replace(case, weights=name).s_w for name in ("bf16", "fp8", "int4")}
     charts = (
         chart("wall", "Ceiling of one sequence", "parameters", "tok/s",
               Series(name="reading speed", x=sizes, y=(_READING[0],) * len(sizes), kind="band",
@@ -109,8 +109,8 @@ def _quantization(values: Values) -> Result:
     numbers = (
         number("edit", "Weights / cache", names[at]),
         number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
-        number("decode", "Decode step, scales read and tables in bf16",
-               case.exact_s(batch, context - 1), "s", "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        number("decode", "Decode step, scales and tables as held", case.decode(batch, context).floor_s, "s",
+               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
         number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ unpacking]", "",
                "nominal"),
@@ -219,7 +219,7 @@ def _scaling(values: Values) -> Result:
 WALL = Lab(
     key="wall", title="The decode wall", compute=_wall,
     lead="The token rate that the bandwidth allows, over model sizes and as a conversation grows.",
-    controls=(parts.stepper(len(_SIZES)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
+    controls=(parts.stepper(len(_SIZES)), parts.MODEL, parts.CONTEXT, parts.WEIGHT, parts.CACHE,
               parts.DEVICE, parts.slider("claim", "A quoted rate", 300.0, 1, 10000, unit="tok/s", log=True)))
 BENDING = Lab(
     key="bending", title="Shared weights, private caches", compute=_bending,
@@ -238,10 +238,10 @@ SPECULATION = Lab(
               parts.slider("alpha", "Acceptance", 0.8, 0, 1, 0.01),
               parts.slider("draft_cost", "A draft's cost", 0.05, 0, 1, 0.01, unit="target steps"),
               replace(parts.BATCH, default=8), parts.MODEL, replace(parts.CONTEXT, default=1024),
-              parts.WEIGHTS, parts.DEVICE))
+              parts.WEIGHT, parts.DEVICE))
 SCALING = Lab(
     key="tensor-parallel", title="Tensor-parallel scaling", compute=_scaling,
     lead="More bandwidth, minus the collectives.",
     controls=(parts.stepper(len(_WAYS)), parts.MODEL, replace(parts.BATCH, default=1),
-              replace(parts.CONTEXT, default=0, low=0, log=False), parts.WEIGHTS, parts.DEVICE,
+              replace(parts.CONTEXT, default=0, low=0, log=False), parts.WEIGHT, parts.DEVICE,
               parts.slider("collective_us", "Latency of a collective", 6.0, 0, 100, 0.5, unit="µs")))

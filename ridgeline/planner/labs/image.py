@@ -59,7 +59,7 @@ class Photo:
                      text_tokens=whole(values, "text"), pooling=int(text(values, "pooling")),
                      encoder=ENCODERS[text(values, "encoder")],
                      backbone=BACKBONES[name] if name in BACKBONES else parts.shape(name),
-                     cache_bytes=parts.CACHE_BYTES[text(values, "cache")],
+                     cache_bytes=parts.KV_BYTES[text(values, "cache")],
                      device=hardware(text(values, "device")))
 
     @property

@@ -65,5 +65,5 @@ KV_CACHE = Lab(
     key="kv-cache", title="KV cache calculator",
     lead="What a context, a number of users and a precision take of a device's memory, and how many fit.",
     controls=(parts.MODEL, parts.CONTEXT, replace(parts.BATCH, label="Concurrent sequences", default=8),
-              parts.CACHE, parts.WEIGHTS, parts.DEVICE),
+              parts.CACHE, parts.WEIGHT, parts.DEVICE),
     compute=_compute)

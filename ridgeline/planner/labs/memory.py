@@ -48,7 +48,7 @@ def _context(values: Values) -> Result:
 def _heads(values: Values) -> Result:
     step, heads, context = whole(values, "step"), int(text(values, "heads")), whole(values, "context")
     layers, width = whole(values, "layers"), int(text(values, "head_dim"))
-    size = int(parts.CACHE_BYTES[text(values, "cache")])
+    size = parts.KV_BYTES[text(values, "cache")]
     rope = RopeSpec(kind="default", theta=1e4, rotary_dim=64, max_position=131072)
 
     def shared(kv_heads: int) -> AttentionSpec:
@@ -156,7 +156,7 @@ def _ledger(values: Values) -> Result:
 MEMORY: tuple[Lab, ...] = (
     Lab(key="kv-context", title="The cache against context", compute=_context,
         lead="What a longer context takes, and how many sequences that leaves room for.",
-        controls=(parts.stepper(len(_CONTEXTS)), parts.MODEL, parts.CACHE, parts.WEIGHTS, parts.DEVICE)),
+        controls=(parts.stepper(len(_CONTEXTS)), parts.MODEL, parts.CACHE, parts.WEIGHT, parts.DEVICE)),
     Lab(key="heads", title="Head sharing", compute=_heads,
         lead="MHA, GQA, MQA and latents: one term of the cache, and the intensity that goes with it.",
         controls=(parts.stepper(7), parts.choice("heads", "Query heads", "32", ("32", "64", "128")),
@@ -164,7 +164,7 @@ MEMORY: tuple[Lab, ...] = (
                   parts.slider("layers", "Layers", 32, 1, 128), parts.CONTEXT, parts.CACHE)),
     Lab(key="ledger", title="The memory ledger beside that of training", compute=_ledger,
         lead="What one model takes to train and to serve, and when the cache outweighs the weights.",
-        controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
+        controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHT, parts.CACHE,
                   parts.DEVICE,
                   parts.slider("trained", "Trained on", 32.0, 0.1, 100, 0.1, unit="1e12 tokens", log=True),
                   parts.slider("served", "Served a day", 8.6, 0.001, 100, 0.001, unit="1e12 tokens",

@@ -73,7 +73,8 @@ def _growing(values: Values) -> Result:
 def _dimension(values: Values) -> Result:
     device, element = parts.hardware(parts.text(values, "device")), parts.text(values, "element")
     step, width, out = (whole(values, key) for key in ("step", "d", "out"))
-    size, peak = parts.WEIGHT_BYTES[element], parts.dense_rate(device, element)
+    size, peak = {"bf16": (2, device.peak_rate), "fp8": (1, device.flops_per_s.get(
+        "float8_e4m3fn", device.peak_rate))}[element]
 
     def reached(intensity: float) -> float:
         return min(peak, intensity * device.bytes_per_s)
@@ -139,7 +140,7 @@ def _redundancy(values: Values) -> Result:
 PHASES: tuple[Lab, ...] = (
     Lab(key="chain", title="The chain you cannot break", compute=_chain,
         lead="Each token waits for the one before it; training knows them all.",
-        controls=(parts.stepper(_CHAIN), parts.MODEL, _TOKENS, parts.WEIGHTS, parts.DEVICE)),
+        controls=(parts.stepper(_CHAIN), parts.MODEL, _TOKENS, parts.WEIGHT, parts.DEVICE)),
     Lab(key="growing", title="A flat step against a growing one", compute=_growing,
         lead="Training repeats one step; a request has one wide step and a tail that grows.",
         controls=(parts.stepper(_STEPS), parts.MODEL, _PROMPT, _TOKENS, parts.CACHE, parts.DEVICE)),

@@ -37,23 +37,25 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
     ttft, tpot, shape = case.prompt_s(prompt), case.step_s(batch, mean), case.shape
     flops = closed.prefill_flops(shape, prompt)
     peak = f"({case.ways} * {case.rate:.4g} * {ASSUMED.prefill:g})"
-    exact, held = case.exact_s(batch, round(mean) - 1), case.held(batch, mean)
+    exact, held, first = case.decode(batch, round(mean)), case.held(batch, mean), case.prefill(prompt)
     return (
         number("ttft", "TTFT, one prompt", ttft, "s",
                "(2PN + 2LN^2d) / (n * peak * share) [+ unpacking] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
-        number("ttft", "TTFT, one prompt, its last position projected",
-               case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
-               f"{prompt} tokens at {ASSUMED.prefill:.0%} of the peak", "exact"),
+        number("ttft", "TTFT, one prompt, floor at the whole dense peak", first.floor_s, "s",
+               "sum of lines' max(bytes / bandwidth, FLOPs / peak)", "", "exact"),
+        number("ttft_estimate", "TTFT, estimate", first.estimate_s, "s",
+               "the same at assumed shares of bandwidth and peak", "", "exact"),
         number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
                f"{batch} * {ttft:.4g} s", "nominal"),
         number("tpot", "TPOT", tpot, "s", "(weights + B * KV) / (n * bandwidth) + 2L * collective",
                f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
                f"context of {mean:g}", "nominal"),
-        number("tpot", "TPOT, what is really read and computed", exact, "s",
+        number("tpot", "TPOT, floor of what is really read and computed", exact.floor_s, "s",
                "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
-        number("tpot_estimate", "TPOT, estimate", exact / ASSUMED.bandwidth, "s", "exact floor / efficiency",
-               f"{exact:.4g} s / {ASSUMED.bandwidth:g} (assumed)", "exact"),
+        number("tpot_estimate", "TPOT, estimate", exact.estimate_s, "s",
+               "the same at assumed shares of bandwidth and peak, and the collectives' latency",
+               f"{ASSUMED.bandwidth:.0%} and {ASSUMED.prefill:.0%}, {case.collectives_s:.3g} s", "exact"),
         number("e2e", "E2E latency", closed.end_to_end(ttft, tpot, output), "s", "TTFT + (N_o - 1) * TPOT",
                f"{ttft:.4g} + {output - 1} * {tpot:.4g}", "nominal"))
 
@@ -95,5 +97,5 @@ SERVING = Lab(
     lead="Whether a deployment fits, how long the first token takes, and every one after it.",
     controls=(parts.MODEL, parts.slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
               parts.slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
-              parts.TP, parts.WEIGHTS, parts.CACHE, parts.DEVICE),
+              parts.TP, parts.WEIGHT, parts.CACHE, parts.DEVICE),
     compute=_compute)
