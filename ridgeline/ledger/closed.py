@@ -114,11 +114,11 @@ def cached_flops(params: float, prompt: float, output: float) -> float:
     return 2 * params * (prompt + output)
 
 
-def dequantize_flops(params: float, num_tokens: float, tile_rows: int = 128) -> float:
-    """2P for each tile of rows: a scale and a shift a weight, beside the matrix units, each time a tile of
-    weights is brought to one of rows. What weight-only formats add to a prompt; the tile is assumed. [M]
-    Quantization as a ledger edit."""
-    return 2 * params * math.ceil(num_tokens / tile_rows)
+def unpack_flops(params: float, num_tokens: float, tile_rows: int) -> float:
+    """2P for each tile of rows: a zero point and a scale a weight, beside the matrix units, each time a tile
+    of weights is brought to one of rows. What weight-only formats add to a prompt. [M] Quantization as a
+    ledger edit."""
+    return 2 * params * num_tokens / tile_rows
 
 
 # Bytes

@@ -20,7 +20,7 @@ class Range:
 def training_ledger(num_params: float) -> dict[str, Range]:
     """Term -> bytes. Activations are the source's 10 to 60 GB of a 7B model, scaled by its parameters."""
     scale = num_params / 7e9
-    per_param = {"weights (bf16)": (2, 2), "master weights (fp32)": (4, 4), "gradients": (2, 4),
+    per_param = {"weights": (2, 2), "master weights (fp32)": (4, 4), "gradients": (2, 4),
                  "Adam moments (fp32)": (8, 8)}
     terms = {name: Range(low=low * num_params, high=high * num_params)
              for name, (low, high) in per_param.items()}

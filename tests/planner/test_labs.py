@@ -53,7 +53,7 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
     ("redundancy", {"step": 10}, "without", "S15", 0), ("redundancy", {"step": 10}, "with", "S16", 0),
     ("redundancy", {"step": 10}, "ratio", "S17", 0),
     ("m-dimension", {}, "intensity", "S01", 0),
-    ("m-dimension", {"step": 8}, "intensity", "S02", 0),
+    ("m-dimension", {"step": 8}, "intensity", "S02", 0), ("ledger", {}, "parity", "S96", 0),
     ("kv-context", {"model": "llama-2-7b", "step": 7}, "against_weights", "S66", 0),
     ("heads", {"step": 3}, "intensity", "S25", 1), ("heads", {"step": 6}, "intensity", "S25", 3),
     ("ledger", {}, "crossover_tokens", "S30", 0), ("ledger", {}, "crossover", "S68", 0),
@@ -64,7 +64,7 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
     ("wall", {"weights": "fp8"}, "empty_step", "S73", 0),
     ("bending", {}, "ceiling", "S36", 1), ("bending", {}, "b_cross", "S35", 1),
     ("quantization", {}, "prefill", "S08", 0), ("quantization", {}, "decode", "S12", 0),
-    ("quantization", {"step": 5}, "residents", "S72", 0), ("quantization", {"step": 3}, "b_star", "S74", 0),
+    ("quantization", {"step": 5}, "residents", "S72", 0), ("quantization", {"step": 2}, "b_star", "S74", 0),
     ("speculation", {}, "tokens", "S42", 0), ("speculation", {}, "gain", "S43", 0),
     ("speculation", {}, "rows", "S44", 0), ("speculation", {}, "closing", "S78", 0),
     ("speculation", {}, "best", "S79", 0), ("speculation", {"draft_cost": 0.2}, "best", "S79", 2),
@@ -104,7 +104,11 @@ def leaves(tree: object) -> Iterator[object]:
 
 
 def check(lab: Lab, state: dict[str, Value]) -> Result:
-    result = lab.compute(state)
+    try:
+        result = lab.compute(state)
+    except ConfigError as error:  # not every shape can be cut so, nor every device joined: said with what can
+        assert state.get("tp") != "1" and ("sizes that work are 1" in str(error) or "at most" in str(error))
+        return check(lab, {**state, "tp": "1"})
     assert all(math.isfinite(leaf) for leaf in leaves(asdict(result)) if isinstance(leaf, float))
     json.dumps(asdict(result), allow_nan=False)
     for chart in result.charts:
@@ -143,7 +147,7 @@ def test_bad_values_are_refused_by_name(lab: Lab) -> None:
 
 
 @EVERY_LAB
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_corners_are_sayable(lab: Lab, data: st.DataObject) -> None:
     check(lab, {control.key: data.draw(st.sampled_from(ends(control))) for control in lab.controls})

@@ -1,9 +1,9 @@
 """Lab 3, the batching explorer. Source: "The Mechanics of LLM Inference", What batching actually buys."""
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
+from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, spread, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, curve, gb, number, spread, whole
 
 
 def _compute(values: Values) -> Result:
@@ -15,11 +15,12 @@ def _compute(values: Values) -> Result:
     limits = {"the arithmetic (B*)": star, "the cache's bytes (B_cross)": cross, "memory (B_max)": most}
     binding = min(limits, key=lambda name: limits[name])
 
-    def intensity(batch: float) -> float:
-        flops = batch * closed.decode_flops(shape, context) / case.ways
-        return flops / case.held(batch, context)
+    flops = closed.decode_flops(shape, context) / case.ways  # of a token, on one device
+    ceiling = flops / sequence
 
-    ceiling = closed.decode_flops(shape, context) / case.ways / sequence
+    def intensity(batch: float) -> float:
+        return batch * flops / case.held(batch, context)
+
     numbers = (
         number("b_star", "B* (arithmetic)", star, "sequences", "s_w * peak / (2 * bandwidth)",
                f"{case.s_w:g} * {case.balance:.4g} / 2", "nominal"),
@@ -29,7 +30,7 @@ def _compute(values: Values) -> Result:
                f"({gb(case.memory_bytes)} - {gb(bare)} - {gb(space)}) / {gb(sequence)}", "nominal"),
         number("binding", "Met first", binding, "", "the smallest of the three"),
         number("intensity", "I at B_max", intensity(most), "FLOP/B", "B (2P + 4LNd) / (weights + B KV)",
-               f"at B = {most}", "nominal"),
+               f"{most} * {flops:.4g} / {case.held(most, context):.4g}", "nominal"),
         number("intensity_ceiling", "I ceiling (B to infinity)", ceiling, "FLOP/B", "2P / KV + 2g / s_c",
                f"{2 * shape.num_params:.4g} / {gb(case.sequence_bytes(context))} "
                f"+ {closed.decode_attention_intensity(shape.group, case.s_c):.3g}", "nominal"),
@@ -39,24 +40,21 @@ def _compute(values: Values) -> Result:
                "bandwidth / KV, one device's part", f"{device.bytes_per_s:.4g} / {sequence:.4g}", "nominal"),
         number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
                f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
-        number("step", "Step at B_max", case.exact_s(max(most, 1), context - 1), "s",
-               "sum of lines' max(bytes, FLOPs) times", f"at B = {max(most, 1)}", "exact"))
+        number("step", "Step at B_max", case.decode(max(most, 1), context).floor_s, "s",
+               "sum of lines' max(bytes, FLOPs) times", "", "exact"))
     batches, lengths = spread(1, 4096), spread(512, 131072)
     places = {"B*": star, "B_cross": cross, "B_max": most}
-    marks = tuple(Mark(label=label, x=x) for label, x in places.items() if x)
     charts = (
-        Chart(key="intensity", title="Intensity against batch", x_label="sequences", y_label="FLOP/B",
-              log_x=True, log_y=True, marks=(*marks, Mark(label="ridge", y=case.balance)),
-              series=(curve("this context", batches, intensity),
-                      curve("weights alone", batches, lambda b: 2 * b / case.s_w))),
-        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
-              log_x=True, marks=(*marks, Mark(label="ceiling", y=device.bytes_per_s / sequence)),
-              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, context)),)),
-        Chart(key="limits", title="The three limits against context", x_label="context, tokens",
-              y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
-              series=(curve("B*", lengths, lambda n: star),
-                      curve("B_cross", lengths, lambda n: cross * context / n),
-                      *case.residents("B_max", lengths, space))))
+        chart("intensity", "Intensity against batch", "sequences", "FLOP/B",
+              curve("this context", batches, intensity),
+              curve("weights alone", batches, lambda b: 2 * b / case.s_w), log="xy", at_x=places,
+              at_y={"ridge": case.balance}),
+        chart("throughput", "Throughput against batch", "sequences", "tok/s",
+              curve("all sequences", batches, lambda b: b / case.step_s(b, context)), log="x", at_x=places,
+              at_y={"ceiling": device.bytes_per_s / sequence}),
+        chart("limits", "The three limits against context", "context, tokens", "sequences",
+              curve("B*", lengths, lambda n: star), curve("B_cross", lengths, lambda n: cross * context / n),
+              *case.residents("B_max", lengths, space), log="xy", at_x={"this context": context}))
     notes = ("B* is the batch at which reading the weights is worth their arithmetic. It is no target: the "
              "cache and the memory usually come first.",
              "Below B_cross another request is nearly free; above it, it lengthens everybody's step.",

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ridgeline.planner.lab import Chart, Lab, Mark, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, curve, number, slider, spread, whole
+from ridgeline.planner.labs.parts import Case, Values, chart, curve, number, slider, spread, whole
 from ridgeline.spec.cost import expected_distinct
 
 MIXTURES = tuple(name for name in parts.MODELS if any(
@@ -16,8 +16,7 @@ def _compute(values: Values) -> Result:
     rows = batch * (whole(values, "drafts") + 1)
     router, layers = max(case.routers().items(), key=lambda item: item[1])
     experts, top_k = router[:2]
-    one, all_of_them = case.exact_weights_read(1), case.exact_weights_bytes()
-    read = case.exact_weights_read(rows)
+    one, read, all_of_them = case.weights_read(1), case.weights_read(rows), case.exact_weights_bytes()
     distinct = expected_distinct((experts, top_k), rows)
     numbers = (
         number("rows", "Tokens in the step", rows, "tokens", "B * (drafts + 1)"),
@@ -29,17 +28,16 @@ def _compute(values: Values) -> Result:
         number("against_one", "Against one token alone", read / one, "", "bytes / bytes of one", "", "exact"),
         number("against_all", "Against all weights", read / all_of_them, "", "bytes / resident bytes", "",
                "exact"),
-        number("step", "Step", case.exact_s(batch, context - 1, rows // batch), "s",
+        number("step", "Step", case.decode(batch, context, rows // batch).floor_s, "s",
                "sum of lines' max(bytes, FLOPs) times", f"at a context of {context}", "exact"))
     batches = [round(b) for b in spread(1, 1024)]
     charts = (
-        Chart(key="distinct", title="Experts read against tokens in a step", x_label="tokens",
-              y_label="experts", log_x=True,
-              marks=(Mark(label="this step", x=rows), Mark(label="all", y=experts)),
-              series=(curve("distinct", batches, lambda b: expected_distinct((experts, top_k), b)),)),
-        Chart(key="bytes", title="Weights read a step", x_label="tokens", y_label="bytes", log_x=True,
-              marks=(Mark(label="all weights", y=all_of_them),),
-              series=(curve("read", batches, lambda b: case.exact_weights_read(int(b))),)))
+        chart("distinct", "Experts read against tokens in a step", "tokens", "experts",
+              curve("distinct", batches, lambda b: expected_distinct((experts, top_k), b)), log="x",
+              at_x={"this step": rows}, at_y={"all": experts}),
+        chart("bytes", "Weights read a step", "tokens", "bytes",
+              curve("read", batches, lambda b: case.weights_read(int(b))), log="x",
+              at_y={"all weights": all_of_them}))
     return Result(numbers=numbers, charts=charts, notes=(
         "Every choice is taken as equally likely; skewed routing reads fewer experts.",
         "The advantage in bytes goes as the batch grows; the one in FLOPs stays, but FLOPs did not bind.",
@@ -51,4 +49,4 @@ EXPERTS = Lab(
     key="experts", title="Experts read against batch", compute=_compute,
     lead="A mixture reads few experts for one token and nearly all for a batch.",
     controls=(parts.choice("model", "Model", "mixtral-8x7b", MIXTURES), replace(parts.BATCH, default=4),
-              slider("drafts", "Drafts verified", 0, 0, 8), parts.CONTEXT, parts.WEIGHTS, parts.DEVICE))
+              slider("drafts", "Drafts verified", 0, 0, 8), parts.CONTEXT, parts.WEIGHT, parts.DEVICE))

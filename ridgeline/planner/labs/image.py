@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from ridgeline.ledger import closed
 from ridgeline.ledger.closed import Shape
-from ridgeline.planner.lab import Bar, Chart, Control, Lab, Result, Series
+from ridgeline.planner.lab import Bar, Control, Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Values, choice, curve, gb, number, slider, text, whole
+from ridgeline.planner.labs.parts import ASSUMED, Values, bars, chart, choice, curve, gb, number, text, whole
 from ridgeline.spec.hardware import HardwareSpec, hardware
 
 
@@ -59,7 +59,7 @@ class Photo:
                      text_tokens=whole(values, "text"), pooling=int(text(values, "pooling")),
                      encoder=ENCODERS[text(values, "encoder")],
                      backbone=BACKBONES[name] if name in BACKBONES else parts.shape(name),
-                     cache_bytes=parts.CACHE_BYTES[text(values, "cache")],
+                     cache_bytes=parts.KV_BYTES[text(values, "cache")],
                      device=hardware(text(values, "device")))
 
     @property
@@ -147,13 +147,12 @@ def _compute(values: Values) -> Result:
                "visual / text tokens", f"{photo.visual_tokens:g} / {question}", "nominal"))
     tiles = tuple(range(1, 26))
     charts = (
-        Chart(key="ttft", title="What stacks up before the first token", x_label="", y_label="s",
-              stacked=True, series=tuple(Series(name=name, x=("TTFT",), y=(seconds,), kind="bar")
-                                         for name, seconds in stages.items())),
-        Chart(key="tiles", title="TTFT against tiles", x_label="tiles an image", y_label="s",
-              series=(curve("TTFT", tiles, lambda n: sum(replace(photo, tiles=int(n)).stages_s.values())),)),
-        Chart(key="residents", title="Conversations against tiles", x_label="tiles an image", y_label="",
-              series=(curve("conversations", tiles, lambda n: replace(photo, tiles=int(n)).conversations),)))
+        chart("ttft", "What stacks up before the first token", "", "s",
+              *bars(("TTFT",), {name: [seconds] for name, seconds in stages.items()}), stacked=True),
+        chart("tiles", "TTFT against tiles", "tiles an image", "s",
+              curve("TTFT", tiles, lambda n: sum(replace(photo, tiles=int(n)).stages_s.values()))),
+        chart("residents", "Conversations against tiles", "tiles an image", "",
+              curve("conversations", tiles, lambda n: replace(photo, tiles=int(n)).conversations)))
     bar = Bar(key="memory", title=device.name, total=device.marketed_bytes,
               parts=(("weights", photo.weight_bytes), ("workspace", ASSUMED.workspace_bytes),
                      (f"{photo.conversations} conversations", photo.conversations * kv)))
@@ -161,18 +160,18 @@ def _compute(values: Values) -> Result:
         "An image is not one token of cost: it is prefill and cache that grow with its tiles.",
         "Preprocessing is the crudest number here: it runs on a processor and no GPU profile shows it.",
         "A second question about the same image is a short prompt where its prefix is cached.",
-        f"Padded to {photo.tiles} tiles, a batch of one such image among many of one tile wastes up to "
-        f"{1 - 1 / photo.tiles:.0%} of the encoder's work."))
+        f"Padded to {photo.tiles} tiles, a batch of one such image and seven of one tile wastes "
+        f"{closed.padded_waste((photo.tiles, *[1] * 7), photo.tiles):.0%} of the encoder's work."))
 
 
 _MODEL = choice("model", "Language backbone", "7b, full mha", (*BACKBONES, *parts.MODELS),
                 "the two 7b are the source's: 7.3e9 parameters, 32 layers of width 4096")
 _CONTROLS: tuple[Control, ...] = (
-    slider("tiles", "Tiles per image", 13, 1, 25),
+    parts.slider("tiles", "Tiles per image", 13, 1, 25),
     choice("encoder", "Vision encoder", next(iter(ENCODERS)), tuple(ENCODERS)),
     choice("pooling", "Connector pooling", "4", ("1", "4", "9", "16"), "patches that become one token"),
-    slider("images", "Images per request", 1, 1, 16), _MODEL,
-    slider("text", "Text tokens", 30, 1, 4096, unit="tokens", log=True), parts.CACHE, parts.DEVICE)
+    parts.slider("images", "Images per request", 1, 1, 16), _MODEL,
+    parts.slider("text", "Text tokens", 30, 1, 4096, unit="tokens", log=True), parts.CACHE, parts.DEVICE)
 IMAGE = Lab(key="image", title="Image budget", compute=_compute, controls=_CONTROLS,
             lead="What tiling, pooling and the backbone's attention make an image cost.")
 _PLACES = ("file", "decode and resize", "tiles", "patches", "vision encoder", "connector", "prompt",
@@ -196,15 +195,15 @@ def _photograph(values: Values) -> Result:
         number("kv", "Cache left behind", kv, "bytes", "prompt tokens * KV per token", "", "nominal"),
         number("prefill_over_encoder", "Prefill over encoder", photo.prompt_flops / photo.encoder_flops, "",
                "FLOPs / FLOPs", f"{photo.prompt_flops:.3g} / {photo.encoder_flops:.3g}", "nominal"))
-    chart = Chart(key="clock", title="Time until each place", x_label="", y_label="s", series=(Series(
-        name="elapsed", kind="step", x=_PLACES[:step],
-        y=tuple(sum(spent[name] for name, place in until.items() if at >= place)
-                for at in range(1, step + 1))),))
-    return Result(numbers=numbers, charts=(chart,), num_steps=len(_PLACES), notes=(
+    clock = [sum(spent[name] for name, place in until.items() if at >= place) for at in range(1, step + 1)]
+    charts = (chart("clock", "Time until each place", "", "s", *bars(_PLACES, {"elapsed": clock})),)
+    return Result(numbers=numbers, charts=charts, num_steps=len(_PLACES), notes=(
+        f"{_PLACES[step - 1].capitalize()}: {seconds * 1e3:.3g} ms after it arrived, {tokens:.0f} tokens.",
         "The encoder runs once an image and has no decode: it belongs with prefill, and its output, not the "
         "pixels, is what to cache.",
         "The cache outlives both: it stays as long as the conversation.",
-        "How long the prompt is shows only once the image is decoded and tiled."))
+        "How long the prompt is shows only once the image is decoded and tiled; and its cache comes in one "
+        "lump, not token by token."))
 
 
 PHOTOGRAPH = Lab(

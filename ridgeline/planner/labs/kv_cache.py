@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result
+from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, gb, number, spread, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, gb, number, spread, whole
 
 
 def _compute(values: Values) -> Result:
@@ -46,10 +46,10 @@ def _compute(values: Values) -> Result:
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
                f"{gb(total)} / {case.device.bytes_per_s / 1e12:g} TB/s"))
     lengths = spread(512, 131072)
-    chart = Chart(key="concurrency", title="Resident sequences against context", x_label="context, tokens",
-                  y_label="sequences", log_x=True, log_y=True, marks=(Mark(label="this context", x=context),),
-                  series=(*case.residents("no workspace", lengths),
-                          *case.residents("with workspace", lengths, space)))
+    charts = (chart("concurrency", "Resident sequences against context", "context, tokens", "sequences",
+                    *case.residents("no workspace", lengths),
+                    *case.residents("with workspace", lengths, space), log="xy",
+                    at_x={"this context": context}),)
     notes = ["Capacity alone: no allocator overhead and no fragmentation. Pages waste at most one part of a "
              "block a sequence; a few percent on top of the formula are usual.",
              "Weight precision changes the weights and not the cache; cache precision the cache alone.",
@@ -58,12 +58,12 @@ def _compute(values: Values) -> Result:
         notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
     bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
               parts=(("weights", case.weight_bytes), ("KV cache", total)))
-    return Result(numbers=numbers, charts=(chart,), bars=(bar,), notes=tuple(notes))
+    return Result(numbers=numbers, charts=charts, bars=(bar,), notes=tuple(notes))
 
 
 KV_CACHE = Lab(
     key="kv-cache", title="KV cache calculator",
     lead="What a context, a number of users and a precision take of a device's memory, and how many fit.",
     controls=(parts.MODEL, parts.CONTEXT, replace(parts.BATCH, label="Concurrent sequences", default=8),
-              parts.CACHE, parts.WEIGHTS, parts.DEVICE),
+              parts.CACHE, parts.WEIGHT, parts.DEVICE),
     compute=_compute)

@@ -5,9 +5,9 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.ledger import closed, training
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Result, Series
+from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, spread, text, whole
+from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, spread, text, whole
 from ridgeline.spec.cache import Paged
 from ridgeline.spec.cost import CONTEXT, FEW_PAIRS, PAIRS
 
@@ -17,7 +17,7 @@ _RESIDENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _context(values: Values) -> Result:
-    case, space = Case.of(values), ASSUMED.workspace_bytes
+    case, space = Case.of(values), parts.ASSUMED.workspace_bytes
     context = _CONTEXTS[whole(values, "step") - 1]
     sequence, resident = case.sequence_bytes(context), case.resident(context, space)
     cases = {name: Case.of({**values, "model": name}) for name in (case.model, *_SHAPES)}
@@ -31,16 +31,16 @@ def _context(values: Values) -> Result:
                f"{gb(sequence)} / {gb(case.weight_bytes)}", "nominal"),
         number("residents", f"Resident sequences beside {gb(space)} of workspace", resident, "sequences",
                "floor((memory - weights - workspace) / KV)", "", "nominal"))
-    here = (Mark(label="here", x=context),)
+    here = {"here": float(context)}
     charts = (
-        Chart(key="kv", title="KV of one sequence", x_label="context, tokens", y_label="bytes", log_x=True,
-              log_y=True, marks=here,
-              series=tuple(curve(name, _CONTEXTS, one.sequence_bytes) for name, one in cases.items())),
-        Chart(key="residents", title="Sequences that stay resident", x_label="context, tokens",
-              y_label="sequences", log_x=True, log_y=True, marks=here,
-              series=tuple(line for name, one in cases.items()
-                           for line in one.residents(name, _CONTEXTS, space))))
+        chart("kv", "KV of one sequence", "context, tokens", "bytes",
+              *(curve(name, _CONTEXTS, one.sequence_bytes) for name, one in cases.items()), log="xy",
+              at_x=here),
+        chart("residents", "Sequences that stay resident", "context, tokens", "sequences",
+              *(line for name, one in cases.items() for line in one.residents(name, _CONTEXTS, space)),
+              log="xy", at_x=here))
     return Result(numbers=numbers, charts=charts, num_steps=len(_CONTEXTS), notes=(
+        f"At {context} tokens a sequence takes {gb(sequence)}, and {resident} stay resident.",
         "The cache is linear in every factor: no regime makes it harmless.",
         "Capacity usually caps the batch before bandwidth does.", *case.notes()))
 
@@ -48,7 +48,7 @@ def _context(values: Values) -> Result:
 def _heads(values: Values) -> Result:
     step, heads, context = whole(values, "step"), int(text(values, "heads")), whole(values, "context")
     layers, width = whole(values, "layers"), int(text(values, "head_dim"))
-    size = int(parts.CACHE_BYTES[text(values, "cache")])
+    size = parts.KV_BYTES[text(values, "cache")]
     rope = RopeSpec(kind="default", theta=1e4, rotary_dim=64, max_position=131072)
 
     def shared(kv_heads: int) -> AttentionSpec:
@@ -68,19 +68,19 @@ def _heads(values: Values) -> Result:
     numbers = (
         number("kind", "Attention", names[at]),
         number("per_token", "KV per token", per_token, "bytes", "L * what a layer keeps",
-               f"{layers} * {entries[at]} B", "exact"),
+               f"{layers} * {entries[at]} B"),
         number("sequence", "KV per sequence", per_token * context, "bytes", "N * KV per token",
-               f"{context} * {per_token} B", "exact"),
+               f"{context} * {per_token} B"),
         number("against_mha", "MHA over this", entries[0] / entries[at], "", "bytes / bytes"),
         number("intensity", "Intensity of a decode's attention", rates[at], "FLOP/B",
-               "2g / s_c; of latents 2 n_q (2 d_c + d_R) / (s_c (d_c + d_R))", "", "exact"))
+               "2g / s_c; of latents 2 n_q (2 d_c + d_R) / (s_c (d_c + d_R))"))
     charts = (
-        Chart(key="bytes", title="KV per token", x_label="", y_label="bytes", series=(
-            Series(name="all layers", x=names[:at + 1], y=tuple(layers * e for e in entries[:at + 1]),
-                   kind="bar"),)),
-        Chart(key="intensity", title="Intensity of a decode's attention", x_label="", y_label="FLOP/B",
-              series=(Series(name="FLOP a byte", x=names[:at + 1], y=rates[:at + 1], kind="bar"),)))
+        chart("bytes", "KV per token", "", "bytes",
+              *bars(names, {"all layers": [layers * entry for entry in entries[:at + 1]]})),
+        chart("intensity", "Intensity of a decode's attention", "", "FLOP/B",
+              *bars(names, {"FLOP a byte": rates[:at + 1]})))
     return Result(numbers=numbers, charts=charts, num_steps=7, notes=(
+        f"{names[at]}: {entries[0] / entries[at]:.3g} times less to keep and to read than MHA.",
         "Batching does nothing here: no two requests share a cache, so this intensity holds at every batch.",
         "Fewer heads are less capacity of the model, not a serving flag: at the extreme its quality and its "
         "training suffer (Shazeer 2019; Ainslie et al. 2023).",
@@ -108,7 +108,8 @@ def _intensity(block: AttentionSpec | MlaSpec, size: int) -> float:
 
 def _ledger(values: Values) -> Result:
     case, step, context = Case.of(values), whole(values, "step"), whole(values, "context")
-    batch, sequence, space = _RESIDENTS[step - 1], case.sequence_bytes(context), ASSUMED.workspace_bytes
+    batch, sequence, space = _RESIDENTS[step - 1], case.sequence_bytes(context), parts.ASSUMED.workspace_bytes
+    trained, served_a_day = parts.real(values, "trained") * 1e12, parts.real(values, "served") * 1e12
     terms = training.training_ledger(case.shape.num_params)
     whole_run = training.training_bytes(case.shape.num_params)
     cross = closed.crossover_tokens(case.shape, case.s_w, case.s_c)
@@ -124,24 +125,29 @@ def _ledger(values: Values) -> Result:
                "crossover tokens / N", f"{cross:.0f} / {context}", "nominal"),
         number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "",
                "B KV / (weights + B KV)", "", "nominal"),
+        number("parity", "Days until as many tokens are served as trained on",
+               training.parity_days(trained, served_a_day), "days", "trained / served a day",
+               f"{trained:g} / {served_a_day:g}"),
+        number("parity_flops", "Days until as many FLOPs are spent",
+               training.parity_days(trained, served_a_day, by_flops=True), "days", "6 / 2 * the same"),
         number("logits", "Logits of a decode step, fp32", closed.logits_bytes(batch, vocab), "bytes", "B V 4",
                f"{batch} * {vocab} * 4"),
         number("prompt_logits", "Logits of a prompt at every position, fp32",
                closed.logits_bytes(context, vocab), "bytes", "N V 4", f"{context} * {vocab} * 4"))
-    sides = ("training", "inference")
-    stacked = {**{name: (term.low, 0.0) for name, term in terms.items() if name != "workspace"},
-               "weights served": (0.0, case.weight_bytes), "KV cache": (0.0, batch * sequence),
-               "workspace": (terms["workspace"].low, float(space))}
+    served = {"weights": case.weight_bytes, "workspace": float(space), "KV cache": batch * sequence}
+    both = {name: (terms[name].low if name in terms else 0.0, served.get(name, 0.0))
+            for name in dict.fromkeys((*terms, *served))}
     charts = (
-        Chart(key="ledgers", title="Two ledgers of one model", x_label="", y_label="bytes", stacked=True,
-              series=tuple(Series(name=name, x=sides, y=y, kind="bar") for name, y in stacked.items())),
-        Chart(key="crossover", title="Cache against weights", x_label="conversations", y_label="bytes",
-              log_x=True, marks=(Mark(label="crossover", x=cross / context), Mark(label="here", x=batch)),
-              series=(curve("weights", spread(1, 128), lambda b: case.weight_bytes),
-                      curve("KV cache", spread(1, 128), lambda b: b * sequence))))
+        chart("ledgers", "Two ledgers of one model", "", "bytes", *bars(("training", "inference"), both),
+              stacked=True),
+        chart("crossover", "Cache against weights", "conversations", "bytes",
+              curve("weights", spread(1, 128), lambda b: case.weight_bytes),
+              curve("KV cache", spread(1, 128), lambda b: b * sequence), log="x",
+              at_x={"crossover": cross / context, "here": batch}))
     bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
               parts=(("weights", case.weight_bytes), ("workspace", space), ("KV cache", batch * sequence)))
     return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
+        f"{batch} conversations: the cache is {batch * sequence / case.weight_bytes:.3g} times the weights.",
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
         "position's logprobs were asked for.", *case.notes()))
@@ -150,13 +156,16 @@ def _ledger(values: Values) -> Result:
 MEMORY: tuple[Lab, ...] = (
     Lab(key="kv-context", title="The cache against context", compute=_context,
         lead="What a longer context takes, and how many sequences that leaves room for.",
-        controls=(parts.stepper(len(_CONTEXTS)), parts.MODEL, parts.CACHE, parts.WEIGHTS, parts.DEVICE)),
+        controls=(parts.stepper(len(_CONTEXTS)), parts.MODEL, parts.CACHE, parts.WEIGHT, parts.DEVICE)),
     Lab(key="heads", title="Head sharing", compute=_heads,
         lead="MHA, GQA, MQA and latents: one term of the cache, and the intensity that goes with it.",
         controls=(parts.stepper(7), parts.choice("heads", "Query heads", "32", ("32", "64", "128")),
                   parts.choice("head_dim", "Head dimension", "128", ("64", "128", "256")),
                   parts.slider("layers", "Layers", 32, 1, 128), parts.CONTEXT, parts.CACHE)),
-    Lab(key="ledger", title="The memory ledger beside training's", compute=_ledger,
+    Lab(key="ledger", title="The memory ledger beside that of training", compute=_ledger,
         lead="What one model takes to train and to serve, and when the cache outweighs the weights.",
-        controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHTS, parts.CACHE,
-                  parts.DEVICE)))
+        controls=(parts.stepper(len(_RESIDENTS)), parts.MODEL, parts.CONTEXT, parts.WEIGHT, parts.CACHE,
+                  parts.DEVICE,
+                  parts.slider("trained", "Trained on", 32.0, 0.1, 100, 0.1, unit="1e12 tokens", log=True),
+                  parts.slider("served", "Served a day", 8.6, 0.001, 100, 0.001, unit="1e12 tokens",
+                               log=True))))

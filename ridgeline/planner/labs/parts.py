@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from functools import cache
 
 from ridgeline.ledger import closed
-from ridgeline.ledger.account import Account, account
 from ridgeline.ledger.closed import Shape, shape_of
+from ridgeline.ledger.deployment import UNPACK_TILE, Timing
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
-from ridgeline.ledger.sums import Summer
+from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.ledger.sums import Rows
 from ridgeline.models.catalog import find_model, model_names
-from ridgeline.planner.lab import Control, Number, Series, Value
+from ridgeline.planner.ask import CACHES, WEIGHTS, Ask
+from ridgeline.planner.lab import Chart, Control, Mark, Number, Series, Value
+from ridgeline.planner.room import KV_BYTES
+from ridgeline.planner.setup import Setup, Workshop
 from ridgeline.spec.cache import Paged, Window
 from ridgeline.spec.cost import Router
 from ridgeline.spec.hardware import HardwareSpec, hardware, hardware_names
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.quant import FORMATS, WeightPlan
 
 Values = Mapping[str, Value]
 
 ASSUMED = Efficiency()
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
-_FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int8": "int8_row", "int4": "int4_g128"}
 
 
 @cache
@@ -58,9 +57,9 @@ def stepper(num_steps: int) -> Control:
 
 MODEL = choice("model", "Model", "llama-3-8b", MODELS)
 DEVICE = choice("device", "Accelerator", "h100-sxm", hardware_names())
-WEIGHTS = choice("weights", "Weight precision", "bf16", tuple(WEIGHT_BYTES),
-                 "fp8 multiplies in fp8 where the device can; int8 and int4 are multiplied in 16 bits")
-CACHE = choice("cache", "Cache precision", "bf16", tuple(CACHE_BYTES))
+WEIGHT = choice("weights", "Weight precision", "bf16", WEIGHTS,
+                "fp8 and int8 are multiplied as they are where the device can; int4 is unpacked first")
+CACHE = choice("cache", "Cache precision", "bf16", CACHES)
 CONTEXT = slider("context", "Context length", 8192, 512, 131072, unit="tokens", log=True)
 BATCH = slider("batch", "Batch", 16, 1, 1024, unit="sequences", log=True)
 TP = choice("tp", "Tensor parallel", "1", ("1", "2", "4", "8", "16"), "Devices that share every matrix")
@@ -74,6 +73,22 @@ def number(key: str, label: str, value: Value, unit: str = "", formula: str = ""
 
 def curve(name: str, xs: Sequence[float], y: Callable[[float], float], kind: str = "line") -> Series:
     return Series(name=name, x=tuple(xs), y=tuple(y(x) for x in xs), kind=kind)
+
+
+def bars(xs: Sequence[float | str], heights: Mapping[str, Sequence[float]]) -> tuple[Series, ...]:
+    """A series of bars for each name, as many as it has heights."""
+    return tuple(Series(name=name, x=tuple(xs[:len(ys)]), y=tuple(ys), kind="bar")
+                 for name, ys in heights.items())
+
+
+def chart(key: str, title: str, x_label: str, y_label: str, *series: Series, log: str = "",
+          at_x: Mapping[str, float] | None = None, at_y: Mapping[str, float] | None = None,
+          stacked: bool = False) -> Chart:
+    """log: the logarithmic axes, "x", "y" or "xy". at_x, at_y: marks by label; 0 is left out."""
+    marks = (*(Mark(label=label, x=x) for label, x in (at_x or {}).items() if x),
+             *(Mark(label=label, y=y) for label, y in (at_y or {}).items() if y))
+    return Chart(key=key, title=title, x_label=x_label, y_label=y_label, series=series, stacked=stacked,
+                 log_x="x" in log, log_y="y" in log, marks=marks)
 
 
 def spread(low: float, high: float, num: int = 33) -> tuple[float, ...]:
@@ -93,26 +108,19 @@ def real(values: Values, key: str) -> float:
     return float(values[key])
 
 
-def dense_rate(device: HardwareSpec, weights: str) -> float:
-    """Dense FLOP/s: in 8 bits where the weights are fp8 and the device multiplies fp8, else in 16."""
-    eight = device.flops_per_s.get("float8_e4m3fn")
-    return eight if weights == "fp8" and eight else device.peak_rate
-
-
 @cache
 def shape(name: str) -> Shape:
     return shape_of(model(name))
 
 
 @cache
-def _account(name: str, weights: str, cache_bytes: float) -> Account:
-    return account(model(name), weight_bytes=_plan(weights).num_bytes, cache_element_bytes=cache_bytes)
+def _device(name: str) -> HardwareSpec:
+    return hardware(name)
 
 
-def _plan(weights: str) -> WeightPlan:
-    """The blocks' matrices narrow, the rest in bfloat16."""
-    wide = FORMATS["bfloat16"]
-    return WeightPlan(linear=FORMATS[_FORMATS[weights]], head=wide, embed=wide, other=wide)
+@cache
+def _setup(model: str, gpu: str, weights: str, kv: str, tp: int) -> Setup:
+    return Workshop().setup(Ask(model=model, gpu=gpu, weights=weights, kv=kv, tp=tp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +129,7 @@ class Case:
     nominal unless their name says exact; totals are of all devices, `held` of one."""
 
     model: str
-    device: HardwareSpec
+    gpu: str
     weights: str = "bf16"
     cache: str = "bf16"
     ways: int = 1
@@ -129,7 +137,7 @@ class Case:
     @staticmethod
     def of(values: Values) -> "Case":
         """From the controls that a lab has of model, device, weights, cache and tp."""
-        return Case(model=text(values, "model"), device=hardware(str(values.get("device", DEVICE.default))),
+        return Case(model=text(values, "model"), gpu=str(values.get("device", DEVICE.default)),
                     weights=str(values.get("weights", "bf16")), cache=str(values.get("cache", "bf16")),
                     ways=int(values.get("tp", 1)))
 
@@ -138,12 +146,26 @@ class Case:
         return shape(self.model)
 
     @property
-    def s_w(self) -> float:
-        return WEIGHT_BYTES[self.weights]
+    def device(self) -> HardwareSpec:
+        return _device(self.gpu)
 
     @property
-    def s_c(self) -> float:
-        return CACHE_BYTES[self.cache]
+    def setup(self) -> Setup:
+        """As the planner settles it. ConfigError, with the sizes that work, where `ways` divide no head."""
+        return _setup(self.model, self.gpu, self.weights, self.cache, self.ways)
+
+    @property
+    def alone(self) -> Setup:
+        """The same on one device."""
+        return _setup(self.model, self.gpu, self.weights, self.cache, 1)
+
+    @property
+    def s_w(self) -> float:
+        return self.alone.numerics.weight_bytes
+
+    @property
+    def s_c(self) -> int:
+        return KV_BYTES[self.cache]
 
     @property
     def weight_bytes(self) -> float:
@@ -154,13 +176,14 @@ class Case:
         return self.device.marketed_bytes
 
     @property
+    def rate(self) -> float:
+        """Dense FLOP/s of products with the weights."""
+        return self.alone.numerics.rates.packed
+
+    @property
     def balance(self) -> float:
         """FLOP a byte at the ridge, in the arithmetic that is used."""
         return self.rate / self.device.bytes_per_s
-
-    @property
-    def rate(self) -> float:
-        return dense_rate(self.device, self.weights)
 
     def sequence_bytes(self, context: float) -> float:
         return closed.kv_bytes(self.shape, context, self.s_c)
@@ -179,12 +202,12 @@ class Case:
         return closed.num_collectives(self.shape, self.ways) * ASSUMED.collective_s
 
     def prompt_s(self, num_tokens: float) -> float:
-        """A prompt at the assumed share of the dense peak; narrow weights that are multiplied in 16 bits are
-        widened first, by units that do float32 (a sixteenth of the peak where no table states them)."""
-        seconds = closed.prefill_flops(self.shape, num_tokens) / (self.rate * ASSUMED.prefill)
-        if self.weights != "bf16" and self.rate == self.device.peak_rate:
-            vector = self.device.flops_per_s.get("float32", self.device.peak_rate / 16)
-            seconds += closed.dequantize_flops(self.shape.num_params, num_tokens) / vector
+        """A prompt at the assumed share of the dense peak; weights that are not multiplied as they are held
+        are unpacked first."""
+        rates = self.alone.numerics.rates
+        seconds = closed.prefill_flops(self.shape, num_tokens) / (rates.packed * ASSUMED.prefill)
+        if rates.unpack:
+            seconds += closed.unpack_flops(self.shape.num_params, num_tokens, UNPACK_TILE) / rates.unpack
         return seconds / self.ways + self.collectives_s
 
     def resident(self, context: float, workspace_bytes: float = 0) -> int:
@@ -198,37 +221,35 @@ class Case:
         some = [n for n in lengths if self.resident(n, workspace_bytes)]
         return (curve(name, some, lambda n: self.resident(n, workspace_bytes)),) if some else ()
 
-    def exact_weights_bytes(self) -> int:
-        """All weights with scales, as resident."""
-        return weights_bytes(model(self.model), _plan(self.weights))
+    def exact_weights_bytes(self) -> float:
+        """All weights with scales, as one device holds them."""
+        return self.alone.deployment.stages[0].weights_bytes
 
     def exact_sequence_bytes(self, context: int) -> int:
         """Windows, shared layers and states counted as they are."""
-        return needed_cache_bytes(model(self.model), context, int(self.s_c))
+        return needed_cache_bytes(model(self.model), context, self.s_c)
 
-    def exact_s(self, batch: int, before: int, new: int = 1, share: float = 1.0) -> float:
-        """A step of `batch` rows of `new` tokens behind `before`: each line's floor, summed over lines.
-        share: of the dense peak that is reached."""
-        once, twice = (_account(self.model, self.weights, size * self.s_c) for size in (1, 2))
-        sums = Summer(once.windows, few=once.few).sums([before] * batch, [new] * batch, batch)
-        shards = closed.kv_shards(self.shape, self.ways)
-        seconds = self.collectives_s
-        for line, double in zip(once.at(sums), twice.at(sums), strict=True):
-            moved, cached = (x.read_bytes + x.written_bytes for x in (line, double))
-            cached -= moved  # what doubles with the cache's elements
-            moved = (moved - cached) / self.ways + cached / shards
-            seconds += max(moved / self.device.bytes_per_s, line.flops / (self.ways * self.rate * share))
-        return seconds
+    def decode(self, batch: int, context: int, new: int = 1) -> Timing:
+        """Floor and estimate of a step whose rows end at `context` and have `new` tokens each."""
+        return self.setup.deployment.decode([Rows(rows=batch, start=context - 1, count=new, projected=new)])
 
-    def exact_weights_read(self, num_tokens: int) -> float:
-        """Bytes of weights that a step of so many tokens reads: of experts, the distinct ones."""
-        bare = _account(self.model, self.weights, 0.0)
-        sums = Summer(bare.windows, few=bare.few).sums([0] * num_tokens, [1] * num_tokens, num_tokens)
-        return sum(line.read_bytes for line in bare.at(sums))
+    def prefill(self, num_tokens: int) -> Timing:
+        """Floor and estimate of one prompt."""
+        return self.setup.deployment.prefill(Rows(rows=1, start=0, count=num_tokens))
+
+    def weights_read(self, num_tokens: int) -> float:
+        """Bytes that a step of so many tokens reads beside the cache: of experts, the distinct ones."""
+        step = self.alone.deployment.decode([Rows(rows=num_tokens, start=0, count=1)]).steps[0]
+        return step.moved_bytes - step.cache_bytes
+
+    def params_without_tables(self) -> int:
+        """Parameters beside the embedding and the head."""
+        return sum(param.num_elements for name, param in model(self.model).params()
+                   if name not in ("embed.weight", "head.weight"))
 
     def routers(self) -> dict[Router, int]:
-        """(experts, chosen) -> layers."""
-        return _account(self.model, self.weights, 0.0).layers_by_router()
+        """(experts, chosen, ...) -> layers."""
+        return self.alone.deployment.stages[0].account.layers_by_router()
 
     def notes(self) -> tuple[str, ...]:
         """What to know of the device, and of a model whose nominal reading is far from the exact one."""

@@ -2,9 +2,9 @@
 redundancy behind the cache. Source: "The Mechanics of LLM Inference", its sections 1 to 4."""
 
 from ridgeline.ledger import closed, training
-from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, curve, gb, number, slider, spread, whole
+from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, slider, spread, whole
 
 _TOKENS = slider("output", "Tokens generated", 500, 8, 8192, unit="tokens", log=True)
 _PROMPT = slider("prompt", "Prompt tokens", 1000, 16, 32768, unit="tokens", log=True)
@@ -24,12 +24,12 @@ def _chain(values: Values) -> Result:
         number("generate", "To generate all", output * one_s, "s", "tokens * step floor",
                f"{output} * {one_s:.4g}", "nominal"),
         number("train", "To read the same text, known beforehand, in one pass", at_once_s, "s",
-               "max((2PN + 2LN^2d) / (peak * share), weights / bandwidth)", f"N = {output}", "nominal"),
+               "max((2PN + 2LN^2d) / (peak * share), weights / bandwidth)", "", "nominal"),
         number("ratio", "Chain over one pass", output * one_s / at_once_s, "", "time / time"))
-    chart = Chart(key="timeline", title="When each token is known", x_label="token", y_label="s", series=(
-        Series(name="generated", x=tokens, y=tuple(t * one_s for t in tokens), kind="bar"),
-        Series(name="known text, one pass", x=tokens, y=(few_s,) * step, kind="bar")))
-    return Result(numbers=numbers, charts=(chart,), num_steps=_CHAIN, notes=(
+    charts = (chart("timeline", "When each token is known", "token", "s",
+                    *bars(tokens, {"generated": [token * one_s for token in tokens],
+                                   "known text, one pass": [few_s] * step})),)
+    return Result(numbers=numbers, charts=charts, num_steps=_CHAIN, notes=(
         f"Token {step} needs token {step - 1}: no device, kernel or scheduler runs the two passes at once."
         if step > 1 else "The first token needs the prompt alone.",
         "In training the text is known, so every position is predicted in one pass.",
@@ -44,7 +44,7 @@ def _growing(values: Values) -> Result:
     names = ("prefill", *(f"token {n}" for n in at[1:]))[:step]
     seconds = (case.prompt_s(prompt), *(case.step_s(1, prompt + n) for n in at[1:]))[:step]
     state = tuple(case.sequence_bytes(prompt + n) for n in at[:step])
-    held = training.training_bytes(case.shape.num_params)
+    held, bare = training.training_bytes(case.shape.num_params), case.params_without_tables()
     numbers = (
         number("step_s", "This step", seconds[-1], "s", "prefill at its share of the peak; a decode at the "
                "bandwidth", names[-1], "nominal"),
@@ -52,14 +52,19 @@ def _growing(values: Values) -> Result:
                f"{prompt + at[step - 1]} tokens", "nominal"),
         number("training_state", "State of a training run, every step the same", held.low, "bytes",
                "weights, masters, gradients, moments, activations", f"{gb(held.low)} to {gb(held.high)}"),
+        number("quadratic", "Prompt whose attention costs what its linear layers do",
+               closed.quadratic_tokens(case.shape.num_params, case.shape), "tokens", "P / (L d)",
+               f"{case.shape.num_params:.4g} / ({case.shape.num_layers} * {case.shape.width:g})", "nominal"),
+        number("quadratic_bare", "The same, the tables of tokens not counted",
+               closed.quadratic_tokens(bare, case.shape), "tokens", "P / (L d)",
+               f"{bare:.4g} / ({case.shape.num_layers} * {case.shape.width:g})"),
         number("flops_ratio", "FLOPs a parameter and token, training over inference",
                training.TRAINING_FLOPS / training.INFERENCE_FLOPS, "", "6 / 2"))
     charts = (
-        Chart(key="steps", title="Time of a step", x_label="", y_label="s",
-              series=(Series(name="request", x=names, y=seconds, kind="bar"),)),
-        Chart(key="state", title="State of the request", x_label="", y_label="bytes",
-              series=(Series(name="KV cache", x=names, y=state, kind="bar"),)))
+        chart("steps", "Time of a step", "", "s", *bars(names, {"request": seconds})),
+        chart("state", "State of the request", "", "bytes", *bars(names, {"KV cache": state})))
     return Result(numbers=numbers, charts=charts, num_steps=_STEPS, notes=(
+        f"{names[-1]}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
         "One wide step that computes, then a tail of narrow ones that read; and what they read grows.",
         "A training step has the same time and the same memory on every day of the run.",
         "The two phases disturb each other in one batch: both want the memory's bandwidth."))
@@ -68,7 +73,8 @@ def _growing(values: Values) -> Result:
 def _dimension(values: Values) -> Result:
     device, element = parts.hardware(parts.text(values, "device")), parts.text(values, "element")
     step, width, out = (whole(values, key) for key in ("step", "d", "out"))
-    size, peak = parts.WEIGHT_BYTES[element], parts.dense_rate(device, element)
+    size, peak = {"bf16": (2, device.peak_rate), "fp8": (1, device.flops_per_s.get(
+        "float8_e4m3fn", device.peak_rate))}[element]
 
     def reached(intensity: float) -> float:
         return min(peak, intensity * device.bytes_per_s)
@@ -77,19 +83,24 @@ def _dimension(values: Values) -> Result:
     rows, now = _ROWS[step - 1], points[step - 1]
     ridge = peak / device.bytes_per_s
     numbers = (
-        number("rows", "Rows (M)", rows), number("intensity", "Intensity", now, "FLOP/B",
-                                                 "2NDF / (s (ND + DF + NF))", f"N = {rows}"),
+        number("rows", "Rows (M)", rows),
+        number("intensity", "Intensity", now, "FLOP/B", "2NDF / (s (ND + DF + NF))",
+               f"2 * {rows} * {width} * {out} / "
+               f"({size:g} ({rows} * {width} + {width} * {out} + {rows} * {out}))"),
+        number("attention", "Attention of as many queries over 8192 keys, MHA",
+               closed.attention_intensity(_ROWS[0], rows), "FLOP/B", "ST / (S + T)",
+               f"{_ROWS[0]} * {rows} / ({_ROWS[0]} + {rows})"),
         number("ridge_share", "Share of the ridge", now / ridge, "", "I / I*", f"{now:.4g} / {ridge:.4g}"),
         number("rate", "Arithmetic within reach", reached(now), "FLOP/s", "min(peak, I * bandwidth)"),
         number("peak_share", "Share of the peak", reached(now) / peak, "", "rate / peak"),
         number("time", "Floor of this product", 2.0 * rows * width * out / reached(now), "s", "2NDF / rate"),
         number("bound", "Bound by", "compute" if now >= ridge else "memory"))
-    chart = Chart(key="roofline", title="Roofline", x_label="FLOP/B", y_label="FLOP/s", log_x=True,
-                  log_y=True, marks=(Mark(label="ridge", x=ridge),), series=(
-                      curve("roof", spread(min(points) / 2, 8192), reached),
-                      Series(name="rows 8192 to here", x=tuple(points[:step]), kind="points",
-                             y=tuple(reached(x) for x in points[:step]))))
-    return Result(numbers=numbers, charts=(chart,), num_steps=len(_ROWS), notes=(
+    charts = (chart("roofline", "Roofline", "FLOP/B", "FLOP/s",
+                    curve("roof", spread(min(points) / 2, 8192), reached),
+                    curve("rows 8192 to here", points[:step], reached, "points"), log="xy",
+                    at_x={"ridge": ridge}),)
+    return Result(numbers=numbers, charts=charts, num_steps=len(_ROWS), notes=(
+        f"{rows} rows: {now:.4g} FLOP for each byte, against {ridge:.0f} at the ridge.",
         "The same weights are read whole for 8192 rows and for one: the smallest dimension rules.",
         "Decode is not slow because its kernels are small: with free launches it would stand here too.",
         "Bytes are those of one product that must cross the memory: input, matrix, output."))
@@ -114,11 +125,12 @@ def _redundancy(values: Values) -> Result:
         number("attention", "Attention that stays with one", attention, "FLOP",
                "4Ld (N_o N_p + N_o^2 / 2)", "", "nominal"))
     grid = [output * i / 20 for i in range(1, 21)]
-    chart = Chart(key="flops", title="Linear FLOPs spent", x_label="tokens generated", y_label="FLOP",
-                  log_y=True, marks=(Mark(label="here", x=done),), series=(
-                      curve("without a cache", grid, lambda n: closed.uncached_flops(params, prompt, n)),
-                      curve("with one", grid, lambda n: closed.cached_flops(params, prompt, n))))
-    return Result(numbers=numbers, charts=(chart,), num_steps=_REDUNDANT, notes=(
+    charts = (chart("flops", "Linear FLOPs spent", "tokens generated", "FLOP",
+                    curve("without a cache", grid, lambda n: closed.uncached_flops(params, prompt, n)),
+                    curve("with one", grid, lambda n: closed.cached_flops(params, prompt, n)), log="y",
+                    at_x={"here": done}),)
+    return Result(numbers=numbers, charts=charts, num_steps=_REDUNDANT, notes=(
+        f"After {done:g} tokens a machine without a cache has spent {without / cached:.3g} times the FLOPs.",
         "A causal mask keeps every earlier position as it was: its keys and values come out the same bit for "
         "bit, so keeping them is exact.",
         "The cache removes the recomputation and not the attention: a query still meets every cached key.",
@@ -128,7 +140,7 @@ def _redundancy(values: Values) -> Result:
 PHASES: tuple[Lab, ...] = (
     Lab(key="chain", title="The chain you cannot break", compute=_chain,
         lead="Each token waits for the one before it; training knows them all.",
-        controls=(parts.stepper(_CHAIN), parts.MODEL, _TOKENS, parts.WEIGHTS, parts.DEVICE)),
+        controls=(parts.stepper(_CHAIN), parts.MODEL, _TOKENS, parts.WEIGHT, parts.DEVICE)),
     Lab(key="growing", title="A flat step against a growing one", compute=_growing,
         lead="Training repeats one step; a request has one wide step and a tail that grows.",
         controls=(parts.stepper(_STEPS), parts.MODEL, _PROMPT, _TOKENS, parts.CACHE, parts.DEVICE)),

@@ -1,16 +1,16 @@
 """Lab 2, the serving planner. Source: "The Mechanics of LLM Inference", The inference memory ledger."""
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Bar, Chart, Lab, Mark, Number, Result
+from ridgeline.planner.lab import Bar, Lab, Number, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, curve, gb, number, slider, spread, whole
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, curve, gb, number, spread, whole
 
 
 def _notes(case: Case, needed: float) -> tuple[str, ...]:
     notes = [
         "Times are floors of a perfect engine: real ones land 20 to 50 % above the bandwidth floor. The "
         f"prompt runs at an assumed {ASSUMED.prefill:.0%} of the dense peak, and a collective takes an "
-        f"assumed {ASSUMED.collective_s * 1e6:g} us, two a layer.",
+        f"assumed {ASSUMED.collective_s * 1e6:g} µs, two a layer.",
         "TPOT is taken at the mean context of an answer, prompt + output / 2; TTFT is of one prompt alone, "
         "and of the last where a whole batch arrives at once.", *case.notes()]
     if needed > case.memory_bytes:
@@ -37,23 +37,25 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
     ttft, tpot, shape = case.prompt_s(prompt), case.step_s(batch, mean), case.shape
     flops = closed.prefill_flops(shape, prompt)
     peak = f"({case.ways} * {case.rate:.4g} * {ASSUMED.prefill:g})"
-    exact, held = case.exact_s(batch, round(mean) - 1), case.held(batch, mean)
+    exact, held, first = case.decode(batch, round(mean)), case.held(batch, mean), case.prefill(prompt)
     return (
         number("ttft", "TTFT, one prompt", ttft, "s",
-               "(2PN + 2LN^2d) / (n * peak * share) [+ widening] + collectives",
+               "(2PN + 2LN^2d) / (n * peak * share) [+ unpacking] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
-        number("ttft", "TTFT, one prompt, its last position projected",
-               case.exact_s(1, 0, prompt, ASSUMED.prefill), "s", "sum of lines' max(bytes, FLOPs) times",
-               f"{prompt} tokens at {ASSUMED.prefill:.0%} of the peak", "exact"),
+        number("ttft", "TTFT, one prompt, floor at the whole dense peak", first.floor_s, "s",
+               "sum of lines' max(bytes / bandwidth, FLOPs / peak)", "", "exact"),
+        number("ttft_estimate", "TTFT, estimate", first.estimate_s, "s",
+               "the same at assumed shares of bandwidth and peak", "", "exact"),
         number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
                f"{batch} * {ttft:.4g} s", "nominal"),
         number("tpot", "TPOT", tpot, "s", "(weights + B * KV) / (n * bandwidth) + 2L * collective",
                f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
                f"context of {mean:g}", "nominal"),
-        number("tpot", "TPOT, what is really read and computed", exact, "s",
+        number("tpot", "TPOT, floor of what is really read and computed", exact.floor_s, "s",
                "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
-        number("tpot_estimate", "TPOT, estimate", exact / ASSUMED.bandwidth, "s", "exact floor / efficiency",
-               f"{exact:.4g} s / {ASSUMED.bandwidth:g} (assumed)", "exact"),
+        number("tpot_estimate", "TPOT, estimate", exact.estimate_s, "s",
+               "the same at assumed shares of bandwidth and peak, and the collectives' latency",
+               f"{ASSUMED.bandwidth:.0%} and {ASSUMED.prefill:.0%}, {case.collectives_s:.3g} s", "exact"),
         number("e2e", "E2E latency", closed.end_to_end(ttft, tpot, output), "s", "TTFT + (N_o - 1) * TPOT",
                f"{ttft:.4g} + {output - 1} * {tpot:.4g}", "nominal"))
 
@@ -77,14 +79,12 @@ def _compute(values: Values) -> Result:
                "B (2P + 4LNd) / (weights + B KV)",
                f"{flops:.4g} / {step_bytes:.4g}; the ridge is at {case.balance:.0f}", "nominal"))
     batches = spread(1, 1024)
-    limit = case.resident(prompt + output, ASSUMED.workspace_bytes)
-    marks = (Mark(label="this batch", x=batch), *([Mark(label="memory is full", x=limit)] if limit else []))
+    marks = {"this batch": batch, "memory is full": case.resident(prompt + output, ASSUMED.workspace_bytes)}
     charts = (
-        Chart(key="tpot", title="TPOT against batch", x_label="sequences", y_label="s", log_x=True,
-              marks=marks, series=(curve("TPOT", batches, lambda b: case.step_s(b, mean)),)),
-        Chart(key="throughput", title="Throughput against batch", x_label="sequences", y_label="tok/s",
-              log_x=True, marks=marks,
-              series=(curve("all sequences", batches, lambda b: b / case.step_s(b, mean)),)))
+        chart("tpot", "TPOT against batch", "sequences", "s",
+              curve("TPOT", batches, lambda b: case.step_s(b, mean)), log="x", at_x=marks),
+        chart("throughput", "Throughput against batch", "sequences", "tok/s",
+              curve("all sequences", batches, lambda b: b / case.step_s(b, mean)), log="x", at_x=marks))
     most = case.held(batch, prompt + output)
     bar = Bar(key="memory", title=f"Each {case.device.name}", total=case.memory_bytes,
               parts=(("weights", bare), ("KV cache", most - bare), ("workspace", ASSUMED.workspace_bytes)))
@@ -95,7 +95,7 @@ def _compute(values: Values) -> Result:
 SERVING = Lab(
     key="serving", title="Serving planner",
     lead="Whether a deployment fits, how long the first token takes, and every one after it.",
-    controls=(parts.MODEL, slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
-              slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
-              parts.TP, parts.WEIGHTS, parts.CACHE, parts.DEVICE),
+    controls=(parts.MODEL, parts.slider("prompt", "Prompt tokens", 2048, 16, 131072, unit="tokens", log=True),
+              parts.slider("output", "Output tokens", 256, 1, 8192, unit="tokens", log=True), parts.BATCH,
+              parts.TP, parts.WEIGHT, parts.CACHE, parts.DEVICE),
     compute=_compute)

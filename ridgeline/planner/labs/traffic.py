@@ -2,13 +2,17 @@
 Inference", Metrics from first principles; The scheduling problem."""
 
 from ridgeline.ledger import closed
-from ridgeline.planner.lab import Chart, Lab, Mark, Result, Series
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, curve, number, real, slider, spread, whole
+from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, number, real, slider, spread, whole
 from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Request, schedule
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _PROMPTS = (512, 128, 2048, 256, 8192, 1024, 128, 4096)
+_SAID = {"static": "Static: a batch runs until its longest answer is done; others hold their slots idle.",
+         "continuous": "Continuous: a slot is refilled when it falls free, but a prompt stalls everybody.",
+         "chunked": "Chunked: each step takes a bounded piece of a prompt, so nobody waits long for a token.",
+         "disaggregated": "Disaggregated: prompts run on a device of their own, and their caches travel."}
 _OUTPUTS = (500, 20, 160, 80, 60, 200, 40, 120)
 
 
@@ -47,13 +51,12 @@ def _goodput(values: Values) -> Result:
         number("keeps_up", "This batch keeps up with it", served(batch) >= rate))
     batches = [round(b) for b in spread(1, 512)]
     charts = (
-        Chart(key="rates", title="Throughput and goodput", x_label="sequences", y_label="requests/s",
-              log_x=True, marks=(Mark(label="here", x=batch), Mark(label="offered", y=rate)),
-              series=(curve("served", batches, served), curve("in time", batches, good))),
-        Chart(key="tpot", title="TPOT against its target", x_label="sequences", y_label="s", log_x=True,
-              marks=(Mark(label="target", y=real(values, "tpot") / 1e3),),
-              series=(curve("TPOT", batches, gap),)))
+        chart("rates", "Throughput and goodput", "sequences", "requests/s", curve("served", batches, served),
+              curve("in time", batches, good), log="x", at_x={"here": batch}, at_y={"offered": rate}),
+        chart("tpot", "TPOT against its target", "sequences", "s", curve("TPOT", batches, gap), log="x",
+              at_y={"target": real(values, "tpot") / 1e3}))
     return Result(numbers=numbers, charts=charts, num_steps=len(_BATCHES), notes=(
+        f"Batch {batch}: {served(batch):.3g} requests a second, {good(batch):.3g} of them in time.",
         "All share one step, so all miss the target at once: past it throughput rises and goodput is none.",
         "A mean hides what users notice: quote percentiles, and of both phases in one run.",
         "Below the offered rate a queue grows without end, and TTFT tells of the scheduler."))
@@ -83,19 +86,17 @@ def _schedulers(values: Values) -> Result:
         number("ttft_worst", "Worst TTFT", max(life.ttft_s for life in mine), "s"),
         number("gap", "Longest wait between two tokens", max(life.gap_s for life in mine), "s"),
         number("devices", "Devices", 2 if chosen == "disaggregated" else 1))
-    names = tuple(f"{i + 1}: {one.prompt} in, {one.output} out" for i, one in enumerate(requests))
+    names = tuple(f"{i + 1}: {one.prompt}+{one.output}" for i, one in enumerate(requests))
     spent = {"waiting": [x.queued_s for x in mine], "prefill": [x.prefill_s for x in mine],
              "decode": [x.decode_s for x in mine], "slot held, doing nothing": [x.held_s for x in mine]}
     gaps = tuple(max(life.gap_s for life in of) for of in lives.values())
     charts = (
-        Chart(key="lives", title=f"Eight requests, {chosen}", x_label="request", y_label="s since arrival",
-              stacked=True, series=tuple(Series(name=name, x=names, y=tuple(y), kind="bar")
-                                         for name, y in spent.items())),
-        Chart(key="gaps", title="Longest wait between two tokens", x_label="", y_label="s",
-              series=(Series(name="longest", x=SCHEDULERS, y=gaps, kind="bar"),)),
-        Chart(key="makespan", title="Until all are done", x_label="", y_label="s",
-              series=(Series(name="time", x=SCHEDULERS, y=tuple(ends.values()), kind="bar"),)))
+        chart("lives", f"Eight requests, {chosen}", "request: tokens in + out", "s", *bars(names, spent),
+              stacked=True),
+        chart("gaps", "Longest wait between two tokens", "", "s", *bars(SCHEDULERS, {"longest": gaps})),
+        chart("makespan", "Until all are done", "", "s", *bars(SCHEDULERS, {"time": [*ends.values()]})))
     return Result(numbers=numbers, charts=charts, num_steps=len(SCHEDULERS), notes=(
+        _SAID[chosen],
         "A small deterministic model feeds this page: steps priced by the closed forms, no preemption, no "
         "shared prefixes. Disaggregation counts two devices, and a prompt that is done may wait for a slot.",
         "Equal requests show none of this: static batching looks fine and chunks look like overhead. Measure "
