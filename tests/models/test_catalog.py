@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
-from ridgeline.base.errors import ConfigError
-from ridgeline.models.catalog import FOLDER, GGUF, PUBLISHED_SHAPE, find, find_model, model_names
+from ridgeline.base.errors import CheckpointError, ConfigError
+from ridgeline.models.catalog import FOLDER, GGUF, HUB, PUBLISHED_SHAPE, find, find_model, model_names
 from ridgeline.models.describe import describe
 from ridgeline.models.resolve import _packaged_default
 from ridgeline.models.shapes import PUBLISHED, SHAPES
 from ridgeline.spec.quant import FORMATS, WeightPlan
+from tests.models.hub_stand_in import Hub, running
 
 
 @pytest.mark.parametrize(("written", "name"), [
@@ -68,6 +70,23 @@ def test_a_hub_id_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set.*by name, the nearest are"):
         find_model("nobody/llama-3.1-9b")
+
+
+def test_a_hub_id_costs_one_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Protects: no weight and no tokenizer is fetched for a plan, and a repository without a config says
+    so."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    config = json.dumps({**SHAPES["olmo-2-1b"], "num_hidden_layers": 3}).encode()
+    files = {"config.json": config, "tokenizer.json": b"{}", "model.safetensors": bytes(99)}
+    with running(Hub(repo="nobody/olmo-3l", files=files)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        found = find("nobody/olmo-3l@v1")
+        assert (found.where, found.name, len(found.spec.layers)) == (HUB, "nobody/olmo-3l", 3)
+        assert hub.fetched() == {"config.json"}
+    with running(Hub(repo="nobody/packed", files={"a.gguf": b""})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with pytest.raises(CheckpointError, match=r"no config\.json: it has a\.gguf"):
+            find("nobody/packed")
 
 
 def test_a_folder_with_a_config_alone(tmp_path: Path) -> None:
