@@ -20,12 +20,17 @@ from tests.models.hub_stand_in import Hub, running
     ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"), ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
     ("Llama-2-7B-chat", "llama-2-7b"), ("Llama-3.3-70B-Instruct", "llama-3.3-70b"),
     ("Llama-3.1-405B-Instruct", "llama-3.1-405b"), ("qwen2.5-7b", "qwen2.5-7b"), ("QwQ-32B", "qwen2.5-32b"),
-    ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"), ("Qwen3-235B-A22B", "qwen3-235b-a22b"),
+    ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"), ("Qwen3-235B-A22B", "qwen3-235b-a22b"),
     ("deepseek-v3", "deepseek-v3"), ("DeepSeek-R1-0528", "deepseek-v3"), ("r1", "deepseek-v3"),
     ("mixtral-8x7b", "mixtral-8x7b"), ("Mixtral 8x22B Instruct v0.1", "mixtral-8x22b"),
     ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"), ("mistral nemo", "mistral-nemo-12b"),
     ("gpt-oss-120b", "gpt-oss-120b"), ("openai/gpt-oss-20b", "gpt-oss-20b"), ("phi4", "phi-4"),
-    ("SmolLM2-135M-Instruct", "smollm2-135m"), ("gemma-2-9b-it", "gemma-2-9b")])
+    ("SmolLM2-135M-Instruct", "smollm2-135m"), ("gemma-2-9b-it", "gemma-2-9b"),
+    ("mistral-7b-instruct-v0.2", "mistral-7b-v0.2"), ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b"),
+    ("Qwen3-4B-Thinking-2507-FP8", "qwen3-4b-2507"), ("DeepSeek-V3-0324", "deepseek-v3"),
+    ("zhipuai/GLM-5", "glm-5"), ("MiniMaxAI/MiniMax-M2.5", "minimax-m2.5"), ("Qwen3.6-27B", "qwen3.5-27b"),
+    ("nvidia/DeepSeek-R1-NVFP4", "deepseek-v3"), ("gemma-4-31b-it", "gemma-4-31b"),
+    ("falcon-7b-instruct", "falcon-7b"), ("molmo 7b", "molmo-7b-d"), ("SmolVLM", "smolvlm2-2.2b")])
 def test_names_as_people_write_them(written: str, name: str) -> None:
     found = find(written)
     assert (found.name, found.where) == (name, PUBLISHED_SHAPE)
