@@ -24,7 +24,7 @@ PUBLISHED_SHAPE, FOLDER, GGUF, HUB = "published shape", "folder", "GGUF file", "
 # words of a name that say nothing of its shape, or the format of its matrices
 _PLAIN = frozenset({
     "meta", "instruct", "chat", "it", "pt", "base", "hf", "bf16", "fp16", "gguf", "thinking", "sft", "dpo",
-    "preview", "latest", "v0.1", "v0.2", "v0.3", "v1.5", "tuned", "static", "pertensor", "dynamic"})
+    "preview", "latest", "tuned", "static", "pertensor", "dynamic"})
 SHORT = {"num_kv_heads": "num_key_value_heads", "num_heads": "num_attention_heads",
          "num_layers": "num_hidden_layers"}
 _FORMATS = {"fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4_g128_zero",
@@ -126,15 +126,16 @@ def _keys() -> dict[str, str]:
 
 
 def _known(text: str) -> tuple[str, str] | None:
-    """(published name, format that the name states or ""); None when no published shape is called so."""
-    keys = _keys()
-    if _key(text) in keys:
-        return keys[_key(text)], ""
-    words = set(re.split(r"[\s_:/-]+", text.lower()))
-    formats = [_FORMATS[word] for word in _FORMATS if word in words]
+    """(published name, format that the name states or ""); None when no published shape is called so. Words
+    that say nothing of a shape are left out one kind after another: a date may be of a model of its own."""
+    keys, words = _keys(), re.split(r"[\s_:/-]+", text.lower())
     dates = {word for word in words if _DATE.fullmatch(word)}
-    key = _key(text, _PLAIN | _FORMATS.keys() | dates)
-    return (keys[key], formats[0] if formats else "") if key in keys else None
+    for left_out in (frozenset[str](), _PLAIN, _PLAIN | _FORMATS.keys(), _PLAIN | _FORMATS.keys() | dates):
+        key = _key(text, left_out)
+        if key in keys:
+            formats = [_FORMATS[word] for word in words if word in _FORMATS and word in left_out]
+            return keys[key], formats[0] if formats else ""
+    return None
 
 
 def _nearest(text: str) -> str:

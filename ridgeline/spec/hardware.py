@@ -48,14 +48,6 @@ class HardwareSpec:
         """The highest dense FLOP/s among those of `dtypes` that the device has; it must have one."""
         return max(self.flops_per_s[dtype] for dtype in dtypes if dtype in self.flops_per_s)
 
-    def link(self, to: str) -> float:
-        """Bytes/s in one direction to another "device", the "host" or the "network"; ConfigError names what
-        the device has."""
-        if to not in self.links:
-            known = ", ".join(self.links) or "no link at all"
-            raise ConfigError(f"no {to} link is known of {self.name}, but {known}: give its bytes per second")
-        return self.links[to]
-
     @property
     def peak_rate(self) -> float:
         """The highest dense FLOP/s among 16- and 32-bit floats: no plain matrix product is faster."""

@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
-from ridgeline.base.errors import ConfigError
-from ridgeline.models.catalog import FOLDER, GGUF, PUBLISHED_SHAPE, find, find_model, model_names
+from ridgeline.base.errors import CheckpointError, ConfigError
+from ridgeline.models.catalog import FOLDER, GGUF, HUB, PUBLISHED_SHAPE, find, find_model, model_names
 from ridgeline.models.describe import describe
 from ridgeline.models.resolve import _packaged_default
 from ridgeline.models.shapes import PUBLISHED, SHAPES
 from ridgeline.spec.quant import FORMATS, WeightPlan
+from tests.models.hub_stand_in import Hub, running
 
 
 @pytest.mark.parametrize(("written", "name"), [
@@ -18,12 +20,17 @@ from ridgeline.spec.quant import FORMATS, WeightPlan
     ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"), ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
     ("Llama-2-7B-chat", "llama-2-7b"), ("Llama-3.3-70B-Instruct", "llama-3.3-70b"),
     ("Llama-3.1-405B-Instruct", "llama-3.1-405b"), ("qwen2.5-7b", "qwen2.5-7b"), ("QwQ-32B", "qwen2.5-32b"),
-    ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"), ("Qwen3-235B-A22B", "qwen3-235b-a22b"),
+    ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"), ("Qwen3-235B-A22B", "qwen3-235b-a22b"),
     ("deepseek-v3", "deepseek-v3"), ("DeepSeek-R1-0528", "deepseek-v3"), ("r1", "deepseek-v3"),
     ("mixtral-8x7b", "mixtral-8x7b"), ("Mixtral 8x22B Instruct v0.1", "mixtral-8x22b"),
     ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"), ("mistral nemo", "mistral-nemo-12b"),
     ("gpt-oss-120b", "gpt-oss-120b"), ("openai/gpt-oss-20b", "gpt-oss-20b"), ("phi4", "phi-4"),
-    ("SmolLM2-135M-Instruct", "smollm2-135m"), ("gemma-2-9b-it", "gemma-2-9b")])
+    ("SmolLM2-135M-Instruct", "smollm2-135m"), ("gemma-2-9b-it", "gemma-2-9b"),
+    ("mistral-7b-instruct-v0.2", "mistral-7b-v0.2"), ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b"),
+    ("Qwen3-4B-Thinking-2507-FP8", "qwen3-4b-2507"), ("DeepSeek-V3-0324", "deepseek-v3"),
+    ("zhipuai/GLM-5", "glm-5"), ("MiniMaxAI/MiniMax-M2.5", "minimax-m2.5"), ("Qwen3.6-27B", "qwen3.5-27b"),
+    ("nvidia/DeepSeek-R1-NVFP4", "deepseek-v3"), ("gemma-4-31b-it", "gemma-4-31b"),
+    ("falcon-7b-instruct", "falcon-7b"), ("molmo 7b", "molmo-7b-d"), ("SmolVLM", "smolvlm2-2.2b")])
 def test_names_as_people_write_them(written: str, name: str) -> None:
     found = find(written)
     assert (found.name, found.where) == (name, PUBLISHED_SHAPE)
@@ -68,6 +75,23 @@ def test_a_hub_id_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set.*by name, the nearest are"):
         find_model("nobody/llama-3.1-9b")
+
+
+def test_a_hub_id_costs_one_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Protects: no weight and no tokenizer is fetched for a plan, and a repository without a config says
+    so."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    config = json.dumps({**SHAPES["olmo-2-1b"], "num_hidden_layers": 3}).encode()
+    files = {"config.json": config, "tokenizer.json": b"{}", "model.safetensors": bytes(99)}
+    with running(Hub(repo="nobody/olmo-3l", files=files)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        found = find("nobody/olmo-3l@v1")
+        assert (found.where, found.name, len(found.spec.layers)) == (HUB, "nobody/olmo-3l", 3)
+        assert hub.fetched() == {"config.json"}
+    with running(Hub(repo="nobody/packed", files={"a.gguf": b""})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with pytest.raises(CheckpointError, match=r"no config\.json: it has a\.gguf"):
+            find("nobody/packed")
 
 
 def test_a_folder_with_a_config_alone(tmp_path: Path) -> None:

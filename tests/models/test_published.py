@@ -134,6 +134,15 @@ def test_every_shape_can_be_planned(name: str) -> None:
     assert 0 < read_bytes <= weights_bytes(spec, plan) * 1.001 + states
 
 
+def test_gemma_3_with_its_encoder() -> None:
+    """google/gemma-3-4b-it as published, which is the text model, SigLIP So400m and one matrix."""
+    encoder = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_hidden_layers": 27,
+               "patch_size": 14, "vision_use_head": False}
+    spec = describe({"model_type": "gemma3", "text_config": SHAPES["gemma-3-4b"], "vision_config": encoder})
+    assert spec.num_params == 4_300_079_472
+    assert spec.vision is not None and spec.vision.image(1000, 700) == (4096, 256)
+
+
 def test_what_is_described_does_not_run() -> None:
     """Protects: loading refuses by name what planning knows; an unknown family or attention is never
     guessed."""

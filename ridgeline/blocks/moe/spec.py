@@ -98,7 +98,8 @@ class MoeSpec:
             CostLine(op="experts", flops=form(tokens=6.0 * h * f * k), share=distinct(e, k, 1.0 / e),
                      share_of=experts)]
         if self.shared_size:
-            lines.append(CostLine(op="shared", flops=form(tokens=6.0 * h * self.shared_size),
+            gate = 2.0 * h if self.shared_gate else 0.0
+            lines.append(CostLine(op="shared", flops=form(tokens=6.0 * h * self.shared_size + gate),
                                   weights=tuple(name for name in names if name.startswith("shared_"))))
         return tuple(lines)
 

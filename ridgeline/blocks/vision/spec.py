@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from ridgeline.blocks.vision import tiling
 from ridgeline.spec.block import ParamSpec
 
-RULES = ("one", "closest_aspect", "longest_side", "best_resolution", "overlapping", "whole_steps")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
@@ -15,12 +13,12 @@ class VisionSpec:
 
     encoder, connector: every tensor, those of equal layers stacked; matrices have role "plain" (they stay as
     they are when a model is quantized), tables of positions role "embed". tile_size: pixels a side of one
-    tile. merge: side of the square of patches that becomes one token. rule: one of RULES
-    (blocks/vision/tiling.py), with max_tiles, side (pixels of the longest side), margin (pixels of overlap),
-    allowed (grids) and pixels (least, most) where it needs them. overview: the whole image is one more tile.
-    prefix: tokens before the patches of a tile. windows: (patches of a window, layers that attend within
-    one), the others see all of a tile. Start, end and row marks that are ordinary tokens of the prompt are
-    not counted.
+    tile. merge: side of the square of patches that becomes one token. rule: "one" tile, or a
+    function of blocks/vision/tiling, with max_tiles, side (pixels of the longest side), margin (pixels of
+    overlap), allowed (grids) and pixels (least, most) where it needs them. overview: the whole image is one
+    more tile. prefix: tokens before the patches of a tile. windows: (patches of a window, layers that attend
+    within one), the others see all of a tile. Start, end and row marks that are ordinary tokens of the prompt
+    are not counted.
     """
 
     hidden_size: int

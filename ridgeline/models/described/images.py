@@ -28,7 +28,7 @@ _ENCODER_INERT = INERT | {
     "projection_dropout", "norm_type", "layer_scale_init_value", "hidden_dropout_prob",
     "use_absolute_position_embeddings", "use_mask_token", "tokens_per_second", "temporal_patch_size",
     "out_hidden_size", "max_num_images", "size", "vision_use_head", "use_base_siglip", "spatial_patch_size",
-    "use_mean_pooling"}
+    "use_mean_pooling", "max_image_size", "tie_word_embeddings"}
 
 
 def _tensor(name: str, *shape: int, role: str = "plain") -> ParamSpec:
