@@ -1,8 +1,13 @@
 """`ridgeline serve`."""
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds, word
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 HELP = "serve a model over an OpenAI-compatible HTTP API"
 
@@ -61,4 +66,12 @@ def run(args: argparse.Namespace) -> int:
         shutdown_s=args.shutdown_timeout,
         stall_s=args.stall_timeout,
     )
-    return serve(engine_config(args), settings)
+    return serve(engine_config(args), settings, _pages)
+
+
+def _pages() -> "Sequence[BaseRoute]":
+    """The labs beside the API: the server knows them as routes alone."""
+    from ridgeline.planner.labs.table import LABS
+    from ridgeline.web.app import labs_routes
+
+    return labs_routes(LABS)

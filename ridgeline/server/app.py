@@ -5,13 +5,14 @@ for.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from ridgeline.base.errors import EngineDeadError, RequestError
@@ -29,8 +30,10 @@ from ridgeline.server.tokens import detokenize, tokenize
 _JSON = "application/json"
 
 
-def build_app(api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = ()) -> ASGIApp:
-    """The whole server as an ASGI app."""
+def build_app(
+    api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (), pages: Sequence[BaseRoute] = ()
+) -> ASGIApp:
+    """The whole server as an ASGI app. pages: routes of others, behind the same keys."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -38,6 +41,7 @@ def build_app(api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ..
     _add_model(app, api)
     _add_operation(app, api, health)
     describe_bodies(app)
+    app.router.routes.extend(pages)
     return Access(app, keys=keys, origins=origins)
 
 

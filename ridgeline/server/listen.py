@@ -7,11 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
+from starlette.routing import BaseRoute
 
 from ridgeline.base.clock import WallClock
+from ridgeline.base.sockets import url
 from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.banner import banner
@@ -23,10 +25,13 @@ GRACE_S = 5  # for connections to close once their requests have ended
 _LOG = logging.getLogger("ridgeline.server")
 
 
-async def listen(running: Running, settings: ServerConfig, listener: socket.socket) -> None:
+async def listen(
+    running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
+) -> None:
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
     health = Health(running.client, WallClock(), settings.stall_s)
-    app = build_app(running.api, health, keys=Keys(settings.api_keys), origins=settings.allowed_origins)
+    keys, origins = Keys(settings.api_keys), settings.allowed_origins
+    app = build_app(running.api, health, keys=keys, origins=origins, pages=pages)
     options = uvicorn.Config(
         app,
         lifespan="off",
@@ -36,7 +41,7 @@ async def listen(running: Running, settings: ServerConfig, listener: socket.sock
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(options, banner(running, _url(settings.host, listener), keyed=bool(settings.api_keys)))
+    server = _Server(options, banner(running, url(settings.host, listener), keyed=bool(settings.api_keys)))
     tasks = [
         asyncio.create_task(health.watch()),
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
@@ -85,8 +90,3 @@ async def _end_on_signal(server: uvicorn.Server, running: Running, shutdown_s: f
         _LOG.warning("ending %d requests that are still at work", admission.num_active)
         await running.client.close()
     server.should_exit = True
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{listener.getsockname()[1]}"

@@ -31,6 +31,7 @@ FLAGS = {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune",
     },
+    "labs": {"--host", "--port"},
     "doctor": ENGINE,
     "version": set(),
 }  # fmt: skip

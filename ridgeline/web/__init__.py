@@ -1,0 +1,1 @@
+"""The labs as pages and as JSON. Shows what `planner` computes, and computes nothing itself."""
