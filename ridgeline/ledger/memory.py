@@ -56,7 +56,7 @@ def snapshot_bytes(layout: CacheLayout, num_pages: int) -> int:
 def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, element_bytes: int) -> int:
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
     sampling makes of them; and the rows' recurrent states, which a step copies."""
-    widest = max(_width(block) for layer in spec.layers for _, block in layer.blocks)
+    widest = max(map(_width, {block for layer in spec.layers for _, block in layer.blocks}))
     return (step_tokens * (widest + 4 * spec.hidden_size) * element_bytes
             + num_seqs * (spec.vocab_size * 4 * _LOGITS + _state_bytes(spec)))
 
