@@ -3,12 +3,14 @@
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import parse_bytes
 from ridgeline.commands.flags import count, positive, seconds, size
-from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds, parse_speculate
+from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, flag_of, parse_link, parse_seconds, parse_speculate
 
 HELP = "say whether a model fits, how fast it answers and what binds, before anything loads"
 
@@ -33,9 +35,12 @@ def _override(text: str) -> tuple[str, object]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="MODEL", help="a model as people write it (llama-3-8b)")
+    parser.add_argument("words", nargs="+", metavar="MODEL",
+                        help="a model as people write it (llama-3-8b), a folder, a GGUF file or a Hub id; or "
+                        "`search MODEL` for the cheapest deployment, or `check-claim TEXT`")
     where = parser.add_argument_group("deployment")
-    where.add_argument("--gpu", metavar="NAME", help="a device as people write it (h100, a100-80gb, l40s)")
+    where.add_argument("--gpu", metavar="NAME",
+                       help="a device (h100, a100-80gb, l40s); search takes several, a,b,c")
     where.add_argument("--gpus", type=count, metavar="N",
                        help="devices in all; what no degree takes becomes replicas")
     for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "expert"), ("dp", "replica")):
@@ -44,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="format of the blocks' matrices (as the model stores them)")
     where.add_argument("--weight-only", action="store_true",
                        help="unpack weights before 16-bit products, although the device could multiply them")
-    where.add_argument("--kv", choices=CACHES, default="bf16", help="format of the KV cache (bf16)")
+    where.add_argument("--kv", choices=CACHES, help="format of the KV cache (bf16)")
     where.add_argument("--memory", type=size, metavar="BYTES", dest="memory_bytes",
                        help="of a device, 80GB or 74.5GiB; default: as marketed")
     where.add_argument("--workspace", type=_read(parse_bytes), metavar="BYTES", dest="workspace_bytes",
@@ -54,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--set", action="append", type=_override, default=[], metavar="FIELD=VALUE",
                        dest="overrides", help="change a field of the model's config: an untrained shape")
     _add_workload(parser.add_argument_group("workload"))
+    parser.add_argument("--explain", action="store_true", help="each term: formula, inputs, source, error")
+    parser.add_argument("--compare", action="store_true", help="what one change does to each metric, ranked")
+    parser.add_argument("--plot", metavar="FILE.svg", help="search: the Pareto front as a picture")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -85,22 +93,84 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
                        help="the i-th best liked expert is chosen like i^-S; 0: each as likely (0)")
 
 
-def ask_of(args: argparse.Namespace, model: str) -> Ask:
+def ask_of(args: argparse.Namespace, model: str, gpu: str) -> Ask:
     """The parsed flags as an ask."""
-    from dataclasses import fields
+    given = {f.name: getattr(args, f.name) for f in fields(Ask) if f.name not in _NOT_FLAGS}
+    return Ask(model=model, gpu=gpu, kv=args.kv or "bf16", overrides=dict(args.overrides), **given)
+
+
+_NOT_FLAGS = ("model", "gpu", "kv", "overrides")
+
+
+def _print(args: argparse.Namespace, as_json: Callable[[], Any], as_text: Callable[[], str]) -> None:
+    print(json.dumps(as_json(), indent=1, allow_nan=False) if args.json else as_text())
+
+
+def _plan(args: argparse.Namespace, model: str) -> None:
+    from ridgeline.planner.compare import compare, compare_json, compare_text, remedy
+    from ridgeline.planner.explain import explain_json, explain_text
+    from ridgeline.planner.plan import plan
+    from ridgeline.planner.report import as_json, as_text
+    from ridgeline.planner.setup import Workshop
 
     if args.gpu is None:
         raise ConfigError("--gpu is missing: name a device, such as h100")
-    given = {f.name: getattr(args, f.name) for f in fields(Ask) if f.name not in ("model", "overrides")}
-    return Ask(model=model, overrides=dict(args.overrides), **given)
+    _refuse(args, "plan", "plot")
+    shop = Workshop()
+    found = plan(ask_of(args, model, args.gpu), shop)
+    change = "" if found.feasible else remedy(found, shop)
+    more = [(name, make) for name, wanted, make in (
+        ("explain", args.explain, (lambda: explain_json(found), lambda: explain_text(found))),
+        ("compare", args.compare, (lambda: compare_json(compare(found, shop)),
+                                   lambda: compare_text(compare(found, shop))))) if wanted]
+    _print(args, lambda: as_json(found, change) | {name: make[0]() for name, make in more},
+           lambda: "\n\n".join([as_text(found, change), *(make[1]() for _, make in more)]))
+
+
+def _search(args: argparse.Namespace, model: str) -> None:
+    from ridgeline.planner.pareto import pareto_svg, search_json, search_text
+    from ridgeline.planner.search import SEARCHED_CACHES, SEARCHED_WEIGHTS, search
+
+    _refuse(args, "plan search", "dp", "explain", "compare")
+    gpus = tuple(args.gpu.split(",")) if args.gpu else ()
+    found = search(ask_of(args, model, gpus[0] if gpus else ""), gpus,
+                   kvs=SEARCHED_CACHES if args.kv is None else (args.kv,),
+                   weights=SEARCHED_WEIGHTS if args.weights is None else (args.weights,))
+    if args.plot:
+        picture = pareto_svg(found, f"{model}: {args.prompt} prompt and {args.output} output tokens")
+        if not picture:
+            raise ConfigError(f"--plot {args.plot}: nothing to draw: {found.why}")
+        Path(args.plot).write_text(picture, encoding="utf-8")
+    _print(args, lambda: search_json(found), lambda: search_text(found))
+
+
+def _check_claim(args: argparse.Namespace, text: str) -> None:
+    from ridgeline.planner.claims import check_claim, claim_text, parse_claim
+
+    default = vars(args.parser.parse_args(["plan", text]))
+    given = [name for name, value in vars(args).items() if name not in ("json", "words", "command", "config")
+             and value != default.get(name, value)]
+    _refuse(args, "plan check-claim", *given)
+    found = check_claim(parse_claim(text))
+    _print(args, lambda: asdict(found), lambda: claim_text(found))
+
+
+def _refuse(args: argparse.Namespace, door: str, *names: str) -> None:
+    """ConfigError for flags that a door has no use for."""
+    given = [flag_of(name) for name in names if getattr(args, name) not in (None, False)]
+    if given:
+        raise ConfigError(f"{door} has no use for {' and '.join(given)}: leave it out")
+
+
+# Words that open another door than a plan of a model; each takes one more word.
+DOORS: dict[str, Callable[[argparse.Namespace, str], None]] = {"search": _search, "check-claim": _check_claim}
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.planner.plan import plan
-    from ridgeline.planner.report import as_json, as_text
-
-    if len(args.words) > 1:
-        raise ConfigError(f"one model at a time, not {len(args.words)}: {' '.join(args.words)}")
-    found = plan(ask_of(args, args.words[0]))
-    print(json.dumps(as_json(found), indent=1, allow_nan=False) if args.json else as_text(found))
+    words = list(args.words)
+    door = DOORS[words.pop(0)] if words[0] in DOORS and len(words) > 1 else _plan
+    if len(words) > 1:
+        raise ConfigError(f"one model at a time, not {len(words)}: {' '.join(words)}; a name with blanks "
+                          "needs quotes")
+    door(args, words[0])
     return 0

@@ -5,7 +5,7 @@ Stages work on different sequences at the same time. Legend: L lines, C collecti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
 from ridgeline.ledger.price import coefficients
 from ridgeline.ledger.sums import Rows, Summer
-from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS
+from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
 
 UNPACK_TILE = 256  # rows for which a kernel unpacks a weight once
@@ -80,74 +80,87 @@ class Timing:
         """The sum of one figure of the stages."""
         return float(sum(getattr(step, name) for step in self.steps))
 
+    def busiest(self, name: str) -> float:
+        """The most of one figure that a stage has."""
+        return float(max(getattr(step, name) for step in self.steps))
+
 
 class _StagePrice:
-    """One stage's lines as matrices."""
+    """One stage's lines as matrices over a step's sums [S], or over those of N steps [S, N]."""
 
     def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec, rates: Rates,
                  eff: Efficiency) -> None:
         account = stage.account
-        self._summer = Summer(account.windows, account.layers_by_router(), few=account.few)
-        self._eff, terms, self.lines = eff, self._summer.terms, account.lines
+        self.summer = Summer(account.windows, account.layers_by_router(), few=account.few)
+        self._eff, terms, self.lines = eff, self.summer.terms, account.lines
         self.comm = collectives(stage, layout)
         self._moved_LS = coefficients(self.lines, terms, "read") + coefficients(self.lines, terms, "written")
         self._flops_LS = coefficients(self.lines, terms, "flops")
         self._sent_CS = coefficients([c.line for c in self.comm], terms, "sent")
-        self._bandwidth = device.bytes_per_s
-        self._rate_L = np.array([rates.packed if line.packs else rates.plain for line in self.lines])
-        self._links_C = np.array([link_rate(device, c.ways) for c in self.comm])
-        self._num_collectives = sum(c.line.count for c in self.comm)
+        rate_L = np.array([rates.packed if line.packs else rates.plain for line in self.lines])
+        links_C = np.array([link_rate(device, c.ways) for c in self.comm])
+        self._memory_LS = self._moved_LS / device.bytes_per_s
+        self._compute_LS = self._flops_LS / rate_L[:, None]
+        self._sent_s_CS = self._sent_CS / links_C[:, None]
         unpack = _UNPACK_OPS / UNPACK_TILE / rates.unpack if rates.unpack else 0.0
-        self._unpack_L = np.array([line.count * line.packs * unpack for line in self.lines])
+        self._unpack_LS = np.zeros_like(self._memory_LS)
+        self._unpack_LS[:, terms.index((TOKENS, None))] = [x.count * x.packs * unpack for x in self.lines]
         self._cache_S = self._moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
+        self.latency_s = eff.collective_s * sum(c.line.count for c in self.comm)
 
     def __call__(self, parts: Sequence[Rows]) -> StepTime:
-        sums_S = self._summer.of(parts)
-        floor_L, estimate_L, memory_L, compute_L, unpack_L, moved_L, flops_L = self._times(sums_S)
-        sent_C = self._sent_CS @ sums_S
-        sent_s = float((sent_C / self._links_C).sum())
-        latency_s = self._eff.collective_s * self._num_collectives
-        return StepTime(floor_s=float(floor_L.sum()) + sent_s, sent_s=sent_s, collectives_s=latency_s,
-                        estimate_s=float(estimate_L.sum()) + sent_s + latency_s,
+        sums_S = self.summer.of(parts)
+        memory_L, compute_L = self._memory_LS @ sums_S, self._compute_LS @ sums_S
+        sent_s = float((self._sent_s_CS @ sums_S).sum())
+        return StepTime(floor_s=float(np.maximum(memory_L, compute_L).sum()) + sent_s, sent_s=sent_s,
+                        estimate_s=float(self.estimate_s(sums_S)), collectives_s=self.latency_s,
                         memory_s=float(memory_L.sum()), compute_s=float(compute_L.sum()),
-                        unpack_s=float(unpack_L.sum()), flops=float(flops_L.sum()),
-                        moved_bytes=float(moved_L.sum()), cache_bytes=float(self._cache_S @ sums_S),
-                        sent_bytes=float(sent_C.sum()))
+                        unpack_s=float((self._unpack_LS @ sums_S).sum()),
+                        flops=float((self._flops_LS @ sums_S).sum()),
+                        moved_bytes=float((self._moved_LS @ sums_S).sum()),
+                        cache_bytes=float(self._cache_S @ sums_S),
+                        sent_bytes=float((self._sent_CS @ sums_S).sum()))
 
-    def _times(self, sums_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-        moved_L, flops_L = self._moved_LS @ sums_S, self._flops_LS @ sums_S
-        memory_L, compute_L = moved_L / self._bandwidth, flops_L / self._rate_L
-        unpack_L = self._unpack_L * sums_S[1]
-        estimate_L = np.maximum(memory_L / self._eff.bandwidth, compute_L / self._eff.prefill + unpack_L)
-        return np.maximum(memory_L, compute_L), estimate_L, memory_L, compute_L, unpack_L, moved_L, flops_L
+    def estimate_s(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Expected seconds: lines at reached rates, collectives with their latency."""
+        return self._estimates(sums_S).sum(0) + (self._sent_s_CS @ sums_S).sum(0) + self.latency_s
+
+    def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
+        compute_L = self._compute_LS @ sums_S / self._eff.prefill + self._unpack_LS @ sums_S
+        return np.maximum(self._memory_LS @ sums_S / self._eff.bandwidth, compute_L)
 
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""
-        sums_S = self._summer.of(parts)
-        floor_L, estimate_L, memory_L, compute_L, _, moved_L, flops_L = self._times(sums_S)
+        sums_S = self.summer.of(parts)
+        memory_L, compute_L, estimate_L = (self._memory_LS @ sums_S, self._compute_LS @ sums_S,
+                                           self._estimates(sums_S))
+        moved_L, flops_L = self._moved_LS @ sums_S, self._flops_LS @ sums_S
         found = [LineSeconds(line=line, flops=float(flops_L[i]), moved_bytes=float(moved_L[i]),
-                             sent_bytes=0.0, floor_s=float(floor_L[i]), estimate_s=float(estimate_L[i]),
+                             sent_bytes=0.0, floor_s=float(max(memory_L[i], compute_L[i])),
+                             estimate_s=float(estimate_L[i]),
                              bound="memory" if memory_L[i] >= compute_L[i] else "compute")
                  for i, line in enumerate(self.lines)]
-        for c, sent, link in zip(self.comm, self._sent_CS @ sums_S, self._links_C, strict=True):
+        for c, sent, sent_s in zip(self.comm, self._sent_CS @ sums_S, self._sent_s_CS @ sums_S, strict=True):
             found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
-                                     floor_s=float(sent / link), bound="link",
-                                     estimate_s=float(sent / link) + self._eff.collective_s * c.line.count))
+                                     floor_s=float(sent_s), bound="link",
+                                     estimate_s=float(sent_s) + self._eff.collective_s * c.line.count))
         return found
 
     def ridge_rows(self) -> float:
         """Rows whose products take as long as reading all weights, every expert included."""
-        whole = [any(name in (ONE, PROJECTS, DISTINCT) for (name, _), _ in line.read) for line in self.lines]
-        many_S = self._summer.of([Rows(rows=1e9, start=0, count=1)])
-        weights_S = many_S * [name in (ONE, PROJECTS, DISTINCT) for name, _ in self._summer.terms]
-        memory_s = float((self._moved_LS @ weights_S)[whole].sum()) / self._bandwidth
-        return memory_s * 1e9 / float((self._flops_LS @ many_S / self._rate_L)[whole].sum())
+        weights = (ONE, PROJECTS, DISTINCT)
+        whole = [any(name in weights for (name, _), _ in line.read) for line in self.lines]
+        many_S = self.summer.of([Rows(rows=1e9, start=0, count=1)])
+        read_S = many_S * [name in weights for name, _ in self.summer.terms]
+        memory_s = float((self._memory_LS @ read_S)[whole].sum())
+        return memory_s * 1e9 / float((self._compute_LS @ many_S)[whole].sum())
 
     def slope_s(self, part: Rows) -> float:
         """Least seconds that one more such row adds to a step of very many."""
-        one, two = (self._summer.of([Rows(rows=n, start=part.start, count=part.count)]) for n in (1e9, 2e9))
-        floors = [self._times(x)[0].sum() + (self._sent_CS @ x / self._links_C).sum() for x in (one, two)]
-        return float(floors[1] - floors[0]) / 1e9
+        one, two = (self.summer.of([Rows(rows=n, start=part.start, count=part.count)]) for n in (1e9, 2e9))
+        added_S = two - one
+        lines = np.maximum(self._memory_LS @ added_S, self._compute_LS @ added_S).sum()
+        return float(lines + (self._sent_s_CS @ added_S).sum()) / 1e9
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,11 +183,22 @@ class Deployment:
         next token. A row of less than one sequence a batch leaves stages empty."""
         rows = sum(part.rows for part in parts)
         turns = max(min(self.layout.pp, int(rows)), 1)
-        steps = tuple(price([_fraction(part, turns) for part in parts]) for price in self._prices)
+        taken = [replace(part, rows=part.rows / turns) for part in parts]
+        steps = tuple(price(taken) for price in self._prices)
         floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
         return Timing(floor_s=max(sum(floors), turns * max(floors)), steps=steps,
                       estimate_s=max(sum(estimates), turns * max(estimates)) + self.efficiency.step_s,
                       bubble=1 - turns / self.layout.pp)
+
+    def decode_estimates(self, part: Rows, rows: Sequence[int]) -> NDArray[np.float64]:
+        """`decode`'s estimate [N] at each number of rows like `part`, at once."""
+        turns_N = np.clip(rows, 1, self.layout.pp)
+        each_N = np.asarray(rows) / turns_N
+        seconds_PN = []
+        for price in self._prices:
+            sums_SN = np.stack([price.summer.of([replace(part, rows=n)]) for n in each_N.tolist()], axis=1)
+            seconds_PN.append(price.estimate_s(sums_SN))
+        return np.maximum(np.sum(seconds_PN, 0), turns_N * np.max(seconds_PN, 0)) + self.efficiency.step_s
 
     def prefill(self, part: Rows, chunks: int = 1) -> Timing:
         """A prompt's way through all stages. The floor lets every stage begin with the prompt's first token;
@@ -201,7 +225,3 @@ class Deployment:
         """Rows a second of one group that no batch passes: the slowest stage's, weights read for nothing."""
         return 1 / max(price.slope_s(part) for price in self._prices)
 
-
-def _fraction(part: Rows, turns: int) -> Rows:
-    return Rows(rows=part.rows / turns, start=part.start, count=part.count, projected=part.projected,
-                shared=part.shared)

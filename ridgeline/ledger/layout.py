@@ -95,6 +95,11 @@ def tensor_sizes(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(tp for tp in range(1, _LARGEST_TP + 1) if not _obstacle(spec, tp))
 
 
+def num_experts(spec: ModelSpec) -> set[int]:
+    """Experts of a layer, each number that occurs; empty without a mixture of experts."""
+    return {block.router.num_experts for block in _blocks(spec) if isinstance(block, MoeSpec)}
+
+
 def check_layout(spec: ModelSpec, layout: Layout) -> None:
     """ConfigError, with the sizes that work, for a layout that the model's shape does not allow."""
     if obstacle := _obstacle(spec, layout.tp):
@@ -104,7 +109,7 @@ def check_layout(spec: ModelSpec, layout: Layout) -> None:
         raise ConfigError(f"PP {layout.pp} is more than the {len(spec.layers)} layers: use at most that many")
     if layout.pp > 1 and any(getattr(block, "reads_layer", None) is not None for block in _blocks(spec)):
         raise ConfigError("layers that read another layer's cache cannot be split into stages: use PP 1")
-    experts = {b.router.num_experts for b in _blocks(spec) if isinstance(b, MoeSpec)}
+    experts = num_experts(spec)
     if layout.ep > 1 and not experts:
         raise ConfigError(f"EP {layout.ep} needs a mixture of experts, which this model is not: use EP 1")
     if any(size % layout.ep for size in experts) or max(layout.ep, layout.tp) % min(layout.ep, layout.tp):

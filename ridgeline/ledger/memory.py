@@ -58,7 +58,7 @@ def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, context: int
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
     sampling makes of them; the rows' recurrent states, which a step copies; and what the latents of so many
     tokens of context are expanded into."""
-    blocks = [block for layer in spec.layers for _, block in layer.blocks]
+    blocks = {block for layer in spec.layers for _, block in layer.blocks}
     widest = max(map(_width, blocks))
     expanded = max((block.expanded(context) for block in blocks if isinstance(block, MlaSpec)), default=0)
     return ((step_tokens * (widest + 4 * spec.hidden_size) + expanded) * element_bytes

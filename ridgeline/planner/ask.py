@@ -39,6 +39,11 @@ class Speculate:
     alpha: float
     draft: float
 
+    @property
+    def steps(self) -> float:
+        """What the drafts of a step cost, in steps of the target."""
+        return self.gamma * self.draft
+
     def __post_init__(self) -> None:
         _need(1 <= self.gamma <= 64, f"--speculate gamma is {self.gamma}: it takes 1 to 64 drafts")
         _need(0 <= self.alpha <= 1, f"--speculate alpha is {self.alpha:g}: a chance is from 0 to 1")

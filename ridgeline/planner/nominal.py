@@ -14,8 +14,7 @@ from ridgeline.planner.setup import Setup
 
 def nominal_reading(setup: Setup, batch: int, context: int) -> Reading:
     """The plan's keys by closed forms, at the same batch and context."""
-    ask, device, eff = setup.ask, setup.device, setup.deployment.efficiency
-    shape = closed.shape_of(setup.spec)
+    ask, shape, device, eff = setup.ask, setup.shape, setup.device, setup.deployment.efficiency
     s_w, s_c, n = setup.numerics.weight_bytes, KV_BYTES[ask.kv], setup.layout.replica_devices
     dp, each = setup.layout.dp, batch / setup.layout.dp
     weights, token = s_w * shape.num_params, closed.kv_bytes(shape, 1, s_c)

@@ -6,45 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from ridgeline.ledger.closed import end_to_end, expected_tokens
-from ridgeline.ledger.comm import link_rate, transfer_s
-from ridgeline.ledger.deployment import Timing
+from ridgeline.ledger.closed import end_to_end
 from ridgeline.ledger.layout import total_weights
 from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes
-from ridgeline.ledger.sums import Rows
 from ridgeline.planner.ask import Ask
 from ridgeline.planner.nominal import nominal_reading
 from ridgeline.planner.reading import Reading, binding_limit, per_million
-from ridgeline.planner.room import KV_BYTES, STEP_TOKENS, Held
+from ridgeline.planner.room import KV_BYTES, Held
 from ridgeline.planner.setup import Setup, Workshop
+from ridgeline.planner.timing import Speed, Steps, mean_context, phases, timed, tokens_per_step
 from ridgeline.spec.cache import Paged, Window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """One reading's seconds. tpot_s: of a step of decodes alone; mixed_s: with the prompts that replace
-    finished sequences, in the same steps or between them (a floor takes the better, an estimate the latter);
-    step_s: of one step, which yields more than one token under speculation."""
-
-    ttft_s: float
-    tpot_s: float
-    mixed_s: float
-    step_s: float
-    prefill_s: float
-    transfer_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """The two phases of an ask at `rows` sequences a lane, in both readings."""
-
-    rows: int
-    decode_rows: Rows
-    prefill_rows: Rows
-    decode: Timing
-    prefill: Timing
-    floor: Speed
-    estimate: Speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,67 +46,6 @@ class Plan:
         return self.steps.estimate.prefill_s / (self.steps.estimate.prefill_s + decode_s)
 
 
-def cached_tokens(ask: Ask) -> int:
-    """Tokens of a prompt that the cache holds already."""
-    return ask.shared_prefix or int(ask.prefix_hit * ask.prompt)
-
-
-def mean_context(ask: Ask) -> int:
-    """Tokens behind a decode, its own included: the middle of the output."""
-    return ask.prompt + ask.output // 2
-
-
-def phases(ask: Ask, rows: int) -> tuple[Rows, Rows]:
-    """(decodes of a step, one prompt) of a lane."""
-    drafts, hit = (ask.speculate.gamma if ask.speculate else 0), cached_tokens(ask)
-    decode = Rows(rows=rows, start=mean_context(ask) - 1, count=1 + drafts, projected=1.0 + drafts,
-                  shared=ask.shared_prefix if ask.read_prefix_once else 0)
-    prompt = ask.prompt - hit
-    return decode, Rows(rows=1, start=hit, count=prompt, projected=prompt if ask.prompt_logprobs else 1)
-
-
-def timed(setup: Setup, rows: int) -> Steps:
-    """Both phases at so many sequences a lane."""
-    ask, deployment = setup.ask, setup.deployment
-    decoding, prompt = phases(ask, rows)
-    decode = deployment.decode([decoding])
-    prefill = deployment.prefill(prompt, -(-prompt.count // STEP_TOKENS))
-    tokens, draft_floor, draft_estimate = 1.0, 0.0, 0.0
-    if ask.speculate:
-        tokens = expected_tokens(ask.speculate.alpha, ask.speculate.gamma)
-        one, cost = deployment.decode([replace(decoding, count=1, projected=1)]), ask.speculate
-        draft_floor, draft_estimate = (cost.gamma * cost.draft * s for s in (one.floor_s, one.estimate_s))
-    moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup)) if ask.disaggregate else 0.0
-    floor_s, estimate_s = decode.floor_s + draft_floor, decode.estimate_s + draft_estimate
-    if ask.disaggregate:
-        mixed_floor, mixed_estimate = floor_s / tokens, estimate_s / tokens
-    else:
-        arriving = replace(prompt, rows=rows * tokens / ask.output)
-        together = (deployment.decode([decoding, arriving]).floor_s + draft_floor) / tokens
-        apart = max(step.floor_s for step in prefill.steps)
-        busy = max(step.estimate_s for step in prefill.steps)
-        mixed_floor = min(together, floor_s / tokens + rows / ask.output * apart)
-        mixed_estimate = estimate_s / tokens + rows / ask.output * busy
-    return Steps(
-        rows=rows, decode_rows=decoding, prefill_rows=prompt, decode=decode, prefill=prefill,
-        floor=Speed(ttft_s=max(prefill.floor_s, moved_s), tpot_s=floor_s / tokens, mixed_s=mixed_floor,
-                    step_s=floor_s, prefill_s=prefill.floor_s, transfer_s=moved_s),
-        estimate=Speed(ttft_s=prefill.estimate_s + moved_s, tpot_s=estimate_s / tokens,
-                       mixed_s=mixed_estimate, step_s=estimate_s, prefill_s=prefill.estimate_s,
-                       transfer_s=moved_s))
-
-
-def transferred_bytes(setup: Setup) -> float:
-    """Of a prompt's cache, what one device sends to the decode side."""
-    devices = setup.layout.tp * setup.layout.pp
-    return needed_cache_bytes(setup.spec, setup.ask.prompt, KV_BYTES[setup.ask.kv]) / devices
-
-
-def transfer_rate(setup: Setup) -> float:
-    """Bytes/s of a device's link to the decode side: as given, else its network."""
-    return setup.ask.link_bytes_per_s or link_rate(setup.device, 1 << 30)
-
-
 def growth_bytes(setup: Setup) -> float:
     """Cache bytes that one more token writes."""
     kept = [one for layer in setup.spec.cache(KV_BYTES[setup.ask.kv]) for one in layer]
@@ -160,11 +70,9 @@ def limits(setup: Setup) -> tuple[float, float, int]:
     return lane.ridge_rows() * setup.lanes, cross * setup.lanes, setup.max_rows() * setup.lanes
 
 
-def pool_ratio(setup: Setup, speed: Speed, rows: int) -> float:
+def pool_ratio(setup: Setup, rows: int, tpot_s: float, prefill_s: float) -> float:
     """Prefill devices that a decode device keeps busy; 0 where the same devices do both."""
-    if not setup.ask.disaggregate:
-        return 0.0
-    return rows / setup.ask.output / speed.tpot_s * speed.prefill_s
+    return rows / setup.ask.output / tpot_s * prefill_s if setup.ask.disaggregate else 0.0
 
 
 def reading(setup: Setup, steps: Steps, speed: Speed, batch: int,
@@ -174,9 +82,10 @@ def reading(setup: Setup, steps: Steps, speed: Speed, batch: int,
     b_star, b_cross, b_max = bounds
     many = setup.deployment.decode([replace(steps.decode_rows, rows=1e9)])
     moved = decode.total("moved_bytes")
-    tokens = expected_tokens(ask.speculate.alpha, ask.speculate.gamma) if ask.speculate else 1.0
+    tokens = tokens_per_step(ask)
     price = setup.device.price_usd_per_hour if ask.price_usd_per_hour is None else ask.price_usd_per_hour
-    devices = setup.layout.num_devices * (1 + pool_ratio(setup, speed, steps.rows))
+    devices = setup.layout.num_devices * (
+        1 + pool_ratio(setup, steps.rows, speed.tpot_s, speed.prefill_s))
     return Reading(
         fits=b_max >= batch, weights_bytes=total_weights(setup.deployment.stages, setup.layout),
         kv_bytes_per_token=growth_bytes(setup), b_star=b_star, b_cross=b_cross, b_max=b_max,
@@ -222,9 +131,9 @@ def _first(holds: Callable[[int], bool], most: int) -> int | None:
     return low
 
 
-def misses(ask: Ask, speed: Speed) -> str:
-    """Which targets the speed does not meet, "" when it meets all."""
-    wanted = (("TTFT", speed.ttft_s, ask.ttft_s), ("TPOT", speed.mixed_s, ask.tpot_s))
+def misses(ask: Ask, ttft_s: float, mixed_s: float) -> str:
+    """Which targets are not met, "" when all are. mixed_s: TPOT with prompts in between."""
+    wanted = (("TTFT", ttft_s, ask.ttft_s), ("TPOT", mixed_s, ask.tpot_s))
     return " and ".join(f"{name} is {value * 1e3:.3g} ms where {limit * 1e3:.3g} are wanted"
                         for name, value, limit in wanted if limit is not None and value > limit)
 
@@ -235,7 +144,12 @@ def goodput_batch(setup: Setup) -> int | None:
     if setup.ask.ttft_s is None and setup.ask.tpot_s is None:
         return None
     most = setup.max_rows()
-    bad = _first(lambda n: bool(misses(setup.ask, timed(setup, n).estimate)), most)
+
+    def missed(rows: int) -> bool:
+        speed = timed(setup, rows).estimate
+        return bool(misses(setup.ask, speed.ttft_s, speed.mixed_s))
+
+    bad = _first(missed, most)
     rows = most if bad is None else bad - 1
     return rows * setup.lanes or None
 
@@ -251,10 +165,11 @@ def plan(ask: Ask, shop: Workshop | None = None) -> Plan:
     memory = setup.held(steps.rows)
     if not exact.fits:
         why = f"{batch} sequences of {setup.length} tokens do not fit: {exact.b_max} do"
+    why = why or misses(ask, steps.estimate.ttft_s, steps.estimate.mixed_s)
     return Plan(
         ask=ask, setup=setup, batch=batch, steps=steps, memory=memory, exact=exact, estimate=estimate,
         nominal=nominal_reading(setup, batch, mean_context(ask)), goodput_batch=goodput_batch(setup),
         sustained_tok_s=(batch / steps.floor.mixed_s, batch / steps.estimate.mixed_s),
         kv_reserved_bytes_per_sequence=reserved_cache_bytes(setup.rooms[0].layout, setup.length),
         max_context_at_batch_tokens=setup.max_tokens(steps.rows),
-        why=why or misses(ask, steps.estimate), feasible=not (why or misses(ask, steps.estimate)))
+        why=why, feasible=not why)

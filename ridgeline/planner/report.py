@@ -16,12 +16,12 @@ def both(num_bytes: float) -> str:
     return f"{num_bytes / GB:.4g} GB ({num_bytes / GIB:.4g} GiB)"
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
     """The exact floor at the top, the same keys of the estimate and of the closed forms below it."""
     setup, layout, memory = plan.setup, plan.setup.layout, asdict(plan.memory)
     top = asdict(plan.exact)
     return _finite({
-        **top, "feasible": plan.feasible, "why": plan.why,
+        **top, "feasible": plan.feasible, "why": plan.why, "remedy": remedy,
         "readings": {"top": "exact floor: what is really read and computed, at the device's full rates",
                      "estimate": "the floor over efficiencies, each with its source",
                      "nominal": "closed forms over all parameters, prompt at the assumed share of the peak"},
@@ -93,10 +93,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def as_text(plan: Plan) -> str:
-    """A page for the terminal."""
-    parts = (_head, _memory, _table, _limits, _flow, _factors)
-    return "\n\n".join("\n".join(part(plan)) for part in parts)
+def as_text(plan: Plan, remedy: str = "") -> str:
+    """A page for the terminal. remedy: the one change that makes an infeasible plan feasible."""
+    head = [*_head(plan), *([f"the one change that makes it feasible: {remedy}"] if remedy else [])]
+    parts = (_memory, _table, _limits, _flow, _factors)
+    return "\n\n".join("\n".join(lines) for lines in (head, *(part(plan) for part in parts)))
 
 
 def _head(plan: Plan) -> Iterator[str]:

@@ -87,17 +87,38 @@ class Room:
                     spare=self.capacity - self.fixed - rows * self.row_bytes - needed - rounding)
 
 
-def room_of(ask: Ask, stage: Stage, capacity: int, eff: Efficiency) -> Room:
-    """The memory that an ask finds. A draft weighs what its cost says: that share of the weights; logits of
-    every prompt position are held where they are asked for."""
-    tokens = min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
-    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, context=ask.prompt,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a stage needs at a width of step, whatever the workload: see Room."""
+
+    stage: Stage
+    layout: CacheLayout
+    step_bytes: float
+    row_bytes: float
+    element_bytes: int
+
+
+def widest_step(ask: Ask) -> int:
+    """Tokens of the widest step: a prompt, or what a step of decodes is given room for."""
+    return min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
+
+
+def need_of(kv: str, stage: Stage, tokens: int, context: int) -> Need:
+    """A stage with a cache in a format and steps of at most so many tokens, a prompt of `context` among
+    them."""
+    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, context=context,
                             element_bytes=_ELEMENT)
                  for rows in (0, 1))
-    positions = ask.prompt if ask.prompt_logprobs else 0
-    return Room(capacity=capacity, weights=stage.weights_bytes, row_bytes=one - none, stage=stage,
-                step_bytes=none + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
+    return Need(stage=stage, step_bytes=none, row_bytes=one - none, element_bytes=KV_BYTES[kv],
+                layout=plan_layout(stage.spec.cache(KV_BYTES[kv]), block_tokens=BLOCK_TOKENS))
+
+
+def room_of(ask: Ask, need: Need, capacity: int, eff: Efficiency) -> Room:
+    """The memory that an ask finds. A draft weighs what its cost says: that share of the weights; logits of
+    every prompt position are held where they are asked for."""
+    stage, positions = need.stage, ask.prompt if ask.prompt_logprobs else 0
+    return Room(capacity=capacity, weights=stage.weights_bytes, row_bytes=need.row_bytes, stage=stage,
+                step_bytes=need.step_bytes + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
                 workspace=eff.workspace_bytes if ask.workspace_bytes is None else ask.workspace_bytes,
                 draft=ask.speculate.draft * stage.weights_bytes if ask.speculate else 0.0,
-                element_bytes=KV_BYTES[ask.kv],
-                layout=plan_layout(stage.spec.cache(KV_BYTES[ask.kv]), block_tokens=BLOCK_TOKENS))
+                element_bytes=need.element_bytes, layout=need.layout)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage, stages, tensor_sizes
 from ridgeline.models.catalog import Found, find
 from ridgeline.planner.ask import Ask
-from ridgeline.planner.room import KV_BYTES, Held, Room, room_of
+from ridgeline.planner.room import KV_BYTES, Held, Need, Room, need_of, room_of, widest_step
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.hardware import HardwareSpec, hardware
 from ridgeline.spec.model import ModelSpec
@@ -34,10 +35,12 @@ class Numerics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """All that is settled before a batch is. rooms: the memory of one device of each stage."""
+    """All that is settled before a batch is. shape: of the closed forms. rooms: the memory of one device of
+    each stage."""
 
     ask: Ask
     spec: ModelSpec
+    shape: Shape
     device: HardwareSpec
     layout: Layout
     numerics: Numerics
@@ -83,6 +86,8 @@ class Workshop:
     def __init__(self, efficiency: Efficiency | None = None, device: HardwareSpec | None = None) -> None:
         self._efficiency, self._device = efficiency or Efficiency(), device
         self._devices: dict[str, HardwareSpec] = {}
+        self._needs: dict[tuple[object, int, int], tuple[Need, ...]] = {}
+        self._shapes: dict[tuple[str, str], Shape] = {}
         self._models: dict[tuple[str, str], Found] = {}
         self._stages: dict[tuple[object, ...], tuple[Stage, ...]] = {}
         self._deployments: dict[tuple[object, ...], Deployment] = {}
@@ -102,10 +107,20 @@ class Workshop:
         if full not in self._deployments:
             self._deployments[full] = Deployment(layout=layout, stages=self._stages[key], device=device,
                                                  rates=numerics.rates, efficiency=self._efficiency)
-        capacity = ask.memory_bytes or device.marketed_bytes
-        rooms = tuple(room_of(ask, stage, capacity, self._efficiency) for stage in self._stages[key])
-        return Setup(ask=ask, spec=spec, device=device, layout=layout, numerics=numerics, rooms=rooms,
-                     deployment=self._deployments[full], choices=(*choices, *why))
+        capacity, tokens = ask.memory_bytes or device.marketed_bytes, widest_step(ask)
+        needs = (key, tokens, ask.prompt)
+        if needs not in self._needs:
+            self._needs[needs] = tuple(need_of(ask.kv, stage, tokens, ask.prompt)
+                                       for stage in self._stages[key])
+        rooms = tuple(room_of(ask, need, capacity, self._efficiency) for need in self._needs[needs])
+        return Setup(ask=ask, spec=spec, shape=self._shape(ask), device=device, layout=layout, rooms=rooms,
+                     numerics=numerics, deployment=self._deployments[full], choices=(*choices, *why))
+
+    def _shape(self, ask: Ask) -> Shape:
+        key = (ask.model, str(ask.overrides))
+        if key not in self._shapes:
+            self._shapes[key] = shape_of(self.model(ask).spec)
+        return self._shapes[key]
 
     def model(self, ask: Ask) -> Found:
         """The model as its name or files say, with the fields that the ask changes."""

@@ -31,7 +31,7 @@ FLAGS = {
         "--gpu", "--gpus", "--tp", "--pp", "--ep", "--dp", "--weights", "--weight-only", "--kv", "--memory",
         "--workspace", "--price", "--set", "--prompt", "--output", "--batch", "--rate", "--concurrency",
         "--ttft", "--tpot", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
-        "--speculate", "--disaggregate", "--link", "--skew", "--json",
+        "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
     },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",

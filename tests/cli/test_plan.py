@@ -18,7 +18,8 @@ READING = {
     "max_context_tokens",
 }
 PLAN = READING | {
-    "feasible", "why", "readings", "estimate", "nominal", "batch", "model", "device", "num_devices", "layout",
+    "feasible", "why", "remedy", "readings", "estimate", "nominal", "batch", "model", "device", "num_devices",
+    "layout",
     "weights", "kv", "native_arithmetic", "memory_per_device_bytes", "marketed_bytes", "usable_bytes",
     "kv_reserved_bytes_per_sequence", "max_context_at_batch_tokens", "goodput_batch", "tpot_mixed_s",
     "sustained_tok_s", "little", "slow_side", "efficiency", "choices", "notes",

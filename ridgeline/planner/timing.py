@@ -1,0 +1,123 @@
+"""The two phases of an ask on a set-up: floors and estimates of a prompt, a step of decodes, and both
+together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.ledger.closed import expected_tokens
+from ridgeline.ledger.comm import link_rate, transfer_s
+from ridgeline.ledger.deployment import Timing
+from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.ledger.sums import Rows
+from ridgeline.planner.ask import Ask
+from ridgeline.planner.room import KV_BYTES, STEP_TOKENS
+from ridgeline.planner.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """One reading's seconds. tpot_s: of a step of decodes alone; mixed_s: with the prompts that replace
+    finished sequences, in the same steps or between them (a floor takes the better, an estimate the latter);
+    step_s: of one step, which yields more than one token under speculation."""
+
+    ttft_s: float
+    tpot_s: float
+    mixed_s: float
+    step_s: float
+    prefill_s: float
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The two phases of an ask at `rows` sequences a lane, in both readings."""
+
+    rows: int
+    decode_rows: Rows
+    prefill_rows: Rows
+    decode: Timing
+    prefill: Timing
+    floor: Speed
+    estimate: Speed
+
+
+def cached_tokens(ask: Ask) -> int:
+    """Tokens of a prompt that the cache holds already."""
+    return ask.shared_prefix or int(ask.prefix_hit * ask.prompt)
+
+
+def tokens_per_step(ask: Ask) -> float:
+    """Of a sequence: one, or what a verification yields on average."""
+    return expected_tokens(ask.speculate.alpha, ask.speculate.gamma) if ask.speculate else 1.0
+
+
+def mean_context(ask: Ask) -> int:
+    """Tokens behind a decode, its own included: the middle of the output."""
+    return ask.prompt + ask.output // 2
+
+
+def phases(ask: Ask, rows: int) -> tuple[Rows, Rows]:
+    """(decodes of a step, one prompt) of a lane."""
+    drafts, hit = (ask.speculate.gamma if ask.speculate else 0), cached_tokens(ask)
+    decode = Rows(rows=rows, start=mean_context(ask) - 1, count=1 + drafts, projected=1.0 + drafts,
+                  shared=ask.shared_prefix if ask.read_prefix_once else 0)
+    prompt = ask.prompt - hit
+    return decode, Rows(rows=1, start=hit, count=prompt, projected=prompt if ask.prompt_logprobs else 1)
+
+
+def timed(setup: Setup, rows: int) -> Steps:
+    """Both phases at so many sequences a lane."""
+    ask, deployment = setup.ask, setup.deployment
+    decoding, prompt = phases(ask, rows)
+    decode = deployment.decode([decoding])
+    prefill = deployment.prefill(prompt, -(-prompt.count // STEP_TOKENS))
+    tokens, draft_floor, draft_estimate = tokens_per_step(ask), 0.0, 0.0
+    if ask.speculate:
+        one = deployment.decode([replace(decoding, count=1, projected=1)])
+        draft_floor, draft_estimate = (ask.speculate.steps * s for s in (one.floor_s, one.estimate_s))
+    moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup)) if ask.disaggregate else 0.0
+    floor_s, estimate_s = decode.floor_s + draft_floor, decode.estimate_s + draft_estimate
+    mixed_floor, mixed_estimate = floor_s / tokens, estimate_s / tokens
+    if not ask.disaggregate:
+        arriving = replace(prompt, rows=rows * tokens / ask.output)
+        together = (deployment.decode([decoding, arriving]).floor_s + draft_floor) / tokens
+        mixed_floor = min(together, mixed_floor + rows / ask.output * prefill.busiest("floor_s"))
+        mixed_estimate += rows / ask.output * prefill.busiest("estimate_s")
+    return Steps(
+        rows=rows, decode_rows=decoding, prefill_rows=prompt, decode=decode, prefill=prefill,
+        floor=Speed(ttft_s=max(prefill.floor_s, moved_s), tpot_s=floor_s / tokens, mixed_s=mixed_floor,
+                    step_s=floor_s, prefill_s=prefill.floor_s, transfer_s=moved_s),
+        estimate=Speed(ttft_s=prefill.estimate_s + moved_s, tpot_s=estimate_s / tokens,
+                       mixed_s=mixed_estimate, step_s=estimate_s, prefill_s=prefill.estimate_s,
+                       transfer_s=moved_s))
+
+
+def estimates(setup: Setup, rows: Sequence[int]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    """(TTFT, TPOT alone and with prompts in between at each number of rows [N]): `timed`'s estimates at
+    once."""
+    ask, deployment = setup.ask, setup.deployment
+    decoding, prompt = phases(ask, 1)
+    prefill = deployment.prefill(prompt, -(-prompt.count // STEP_TOKENS))
+    step_N = deployment.decode_estimates(decoding, rows)
+    if ask.speculate:
+        one_N = deployment.decode_estimates(replace(decoding, count=1, projected=1), rows)
+        step_N = step_N + ask.speculate.steps * one_N
+    tpot_N = step_N / tokens_per_step(ask)
+    if ask.disaggregate:
+        moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup))
+        return prefill.estimate_s + moved_s, tpot_N, tpot_N
+    return prefill.estimate_s, tpot_N, tpot_N + np.asarray(rows) / ask.output * prefill.busiest("estimate_s")
+
+
+def transferred_bytes(setup: Setup) -> float:
+    """Of a prompt's cache, what one device sends to the decode side."""
+    devices = setup.layout.tp * setup.layout.pp
+    return needed_cache_bytes(setup.spec, setup.ask.prompt, KV_BYTES[setup.ask.kv]) / devices
+
+
+def transfer_rate(setup: Setup) -> float:
+    """Bytes/s of a device's link to the decode side: as given, else its network."""
+    return setup.ask.link_bytes_per_s or link_rate(setup.device, 1 << 30)
