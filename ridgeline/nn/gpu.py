@@ -38,19 +38,14 @@ class GpuMethod:
         return self._run(call, prefill_from)
 
     def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
-        """Beside chunks into the residual: cuBLAS would copy it first."""
-        out = None if self._decodes(x_TK, prefill_from) else residual_TN
-        call = Call(x_MK=x_TK, weight=self.weight_NK, residual_MN=residual_TN, out_MN=out)
+        """Into the residual: cuBLAS would copy it first."""
+        call = Call(x_MK=x_TK, weight=self.weight_NK, residual_MN=residual_TN, out_MN=residual_TN)
         return self._run(call, prefill_from)
 
     def _run(self, call: Call, prefill_from: int) -> Tensor:
-        if self._decodes(call.x_MK, prefill_from):
-            return self.linears(call)
-        return self.linears.by_cublas(call)
-
-    def _decodes(self, x_TK: Tensor, prefill_from: int) -> bool:
         """Decodes alone are recorded in a graph; beside chunks, launches cost more than the kernels gain."""
-        return prefill_from >= len(x_TK)
+        decodes = prefill_from >= len(call.x_MK)
+        return self.linears(call) if decodes else self.linears.by_cublas(call)
 
     def _out(self, x_TK: Tensor) -> Tensor | None:
         return self.out[: len(x_TK)] if self.out is not None and len(x_TK) <= len(self.out) else None
