@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kernels.gpu import Gpu
@@ -23,6 +24,7 @@ MAX_GROUP = 64
 PAGED, LIBRARY = "paged", "library"
 LIBRARY_DIM = 128  # the widest head that cuDNN takes on every GPU
 LIBRARY_TOKENS = 2048  # from here on a chunk of a head of 128 is faster in cuDNN (measured on an H200)
+_LIBRARY_STEP = 1024
 _LOG2E = 1.4426950408889634
 _NO_WINDOW = 1 << 30
 _CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
@@ -180,9 +182,13 @@ class PrefillAttention:
 
 
 def _by_library(qkv_TND: Tensor, num_heads: int, scale: float) -> Tensor:
-    """[T, M * D]: one chunk that sees nothing but itself."""
+    """[T, M * D]: one chunk that sees nothing but itself. cuDNN prepares each new length for tens of
+    milliseconds, so lengths are rounded up: no token sees the zeros behind the last."""
+    num_tokens = len(qkv_TND)
+    if num_tokens % _LIBRARY_STEP:
+        qkv_TND = pad(qkv_TND, (0, 0, 0, 0, 0, -num_tokens % _LIBRARY_STEP))
     groups = (qkv_TND.shape[1] - num_heads) // 2
     q, k, v = (x_TND.transpose(0, 1)[None] for x_TND in qkv_TND.split((num_heads, groups, groups), 1))
     out = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, 0.0, True, False,
                                                              scale=scale)[0]
-    return out[0].transpose(0, 1).flatten(1)
+    return out[0].transpose(0, 1)[:num_tokens].flatten(1)
