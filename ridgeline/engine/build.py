@@ -247,7 +247,8 @@ def _say_paths(model: Model, startup: Startup) -> None:
             "prefill", "cuBLAS and paged attention", f"cuDNN's from {LIBRARY_TOKENS} tokens without prefix on"
         )
     else:
-        startup.choose("decode", "kernel by kernel", "no kernel takes heads of this size: torch attends")
+        kinds = ", ".join(model.not_capturable)
+        startup.choose("decode", "kernel by kernel", f"graphs cannot hold these blocks: {kinds}")
 
 
 def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:

@@ -31,6 +31,7 @@ class BuiltBlock:
     """A block's module and the cache slots of its layer that are its own."""
 
     module: Block
+    kind: str
     layer: int
     first_slot: int
     num_slots: int
@@ -54,8 +55,13 @@ class Model:
     @property
     def capturable(self) -> bool:
         """True when a CUDA graph can hold the forward of decodes."""
-        return self.gpu is not None and not self.gpu.interpret and all(
-            isinstance(module, Capturable) and module.capturable for module in self._modules)
+        return self.gpu is not None and not self.gpu.interpret and not self.not_capturable
+
+    @property
+    def not_capturable(self) -> tuple[str, ...]:
+        """Kinds of the blocks that no graph can hold."""
+        return tuple(dict.fromkeys(block.kind for block in self._blocks if not (
+            isinstance(block.module, Capturable) and block.module.capturable)))
 
     def bind_cache(self, layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype) -> None:
         """Hand every block its regions of the arena. layout: planned for this spec and the bytes of dtype."""
@@ -107,7 +113,8 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
                 raise ConfigError(f"layer {index}'s {name} is described for planning, not run yet")
             module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}.", linears))
             num_slots = len(block.cache(bytes_per_element=1))
-            blocks.append(BuiltBlock(module=module, layer=index, first_slot=slot, num_slots=num_slots))
+            blocks.append(BuiltBlock(module=module, kind=block.kind, layer=index, first_slot=slot,
+                                     num_slots=num_slots))
             slot += num_slots
     ends = BlockParts(weights, "")
     embed = ends.weight("embed.weight")

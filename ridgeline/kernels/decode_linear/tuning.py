@@ -58,7 +58,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A measured choice. time_us: of one call whose weights come from memory."""
+    """A measured choice. time_us: of one call whose weights come from memory; 0 where it is the whole step's
+    time that chose, which under programmatic launch may want another tile than a call alone."""
 
     shape: LinearShape
     rows: int
