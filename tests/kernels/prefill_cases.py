@@ -79,5 +79,5 @@ CASES: dict[str, Case] = {
 }
 LARGE: dict[str, Case] = {
     "whole prompts beside chunks": prefill(Geometry(heads=8, kv_heads=2, dim=128, page=64, head_major=True),
-                                           [(0, 2100), (700, 300), (0, 130)], tile=None),
+                                           [(0, 4200), (700, 300), (0, 130)], tile=None),
 }
