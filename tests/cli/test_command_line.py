@@ -35,9 +35,10 @@ FLAGS = {
     },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
-        "--tune",
+        "--tune", "--batch", "--context",
     },
     "labs": {"--host", "--port"},
+    "calibrate": {"--profile", "--device", "--threads"},
     "doctor": ENGINE,
     "version": set(),
 }  # fmt: skip
