@@ -77,6 +77,12 @@ class Calibration:
     num_points: int
     measured: Mapping[str, float] = field(default_factory=dict)
 
+    def of_plan(self, rows: float, prompt: float) -> Efficiency:
+        """One set of factors for decode steps of so many rows beside prompts of so many tokens: the shares of
+        the products' rate are the prompt's, all else the decodes'."""
+        chunk = self.at(prompt)
+        return self.at(rows).having({name: getattr(chunk, name) for name in ("prefill", "attention")})
+
     def at(self, tokens: float) -> Efficiency:
         """The factors of a step of so many tokens: between two levels each factor is drawn between theirs, in
         logarithms of both; beyond the ends the end's."""

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 WEIGHTS, EXPERTS, CACHE = range(3)
 COUNTED = ("step_s", "row_s", "launch_s", "packed_s", "blocked_s", "expert_s", "collective_s", "stream")
-_STREAM_BYTES = 2  # of one number between operations
+STREAM_BYTES = 2  # of one number between operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ class Work:
                     count_C=self.count_C * (fixed_C + share_1 * (1 - fixed_C)))
 
 
-def _kind(line: Line) -> int:
+def kind_of(line: Line) -> int:
+    """Whose bandwidth and rate a line has."""
     names = {name for (name, _), _ in line.read}
     return EXPERTS if DISTINCT in names else CACHE if names & {CONTEXT, PAIRS} else WEIGHTS
 
@@ -80,7 +81,7 @@ class Worker:
                  product: Callable[[Line], Product]) -> None:
         """product: how each line's products run."""
         self._stages = [self._matrices(stage, layout, device, product) for stage in stages]
-        self._kind_L = np.array([_kind(line) for stage in stages for line in stage.account.lines])
+        self._kind_L = np.array([kind_of(line) for stage in stages for line in stage.account.lines])
 
     @staticmethod
     def _matrices(stage: Stage, layout: Layout, device: HardwareSpec,
@@ -97,7 +98,7 @@ class Worker:
                             sum(n for n, p in zip(counts, products) if p.blocked), stage.num_routed,
                             sum(c.line.count for c in comm), 0.0])
         stream_S = np.array([float(name == TOKENS) for name, _ in terms]) * (
-            stage.spec.hidden_size * _STREAM_BYTES * stage.num_mixing / device.bytes_per_s)
+            stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing / device.bytes_per_s)
         return (summer, moved_LS / device.bytes_per_s, coefficients(lines, terms, "flops") / rate_L1,
                 (coefficients([c.line for c in comm], terms, "sent") / link_C1).sum(0), count_C, stream_S)
 
@@ -131,15 +132,15 @@ def stack(works: Sequence[Work]) -> Work:
                 count_C=np.stack([w.count_C for w in works]), sent_s=np.array([w.sent_s for w in works]))
 
 
-def _shares(work: Work, eff: Efficiency) -> tuple[Array, Array]:
+def shares(kind_L: NDArray[np.int64], eff: Efficiency) -> tuple[Array, Array]:
     """Reached shares of bandwidth and of the dense rate, by line."""
-    return (np.array([eff.bandwidth, eff.experts, eff.cache])[work.kind_L],
-            np.array([eff.prefill, eff.experts_prefill, eff.attention])[work.kind_L])
+    return (np.array([eff.bandwidth, eff.experts, eff.cache])[kind_L],
+            np.array([eff.prefill, eff.experts_prefill, eff.attention])[kind_L])
 
 
 def step_s(work: Work, eff: Efficiency) -> Any:
     """Expected seconds of a step: never below its floor, since no share is above 1."""
-    bandwidth_L, rate_L = _shares(work, eff)
+    bandwidth_L, rate_L = shares(work.kind_L, eff)
     kernels = np.maximum(work.memory_L / bandwidth_L, work.compute_L / rate_L).sum(-1)
     return kernels + work.count_C @ [getattr(eff, name) for name in COUNTED] + work.sent_s / eff.link
 
@@ -147,5 +148,5 @@ def step_s(work: Work, eff: Efficiency) -> Any:
 def added_s(work: Work, eff: Efficiency) -> Any:
     """Expected seconds that the same work adds to a step that runs anyway, has read the weights and launched
     its operations: a prompt beside decodes."""
-    _, rate_L = _shares(work, eff)
+    _, rate_L = shares(work.kind_L, eff)
     return (work.compute_L / rate_L).sum(-1) + work.count_C[..., -1] * eff.stream + work.sent_s / eff.link

@@ -32,6 +32,7 @@ FLAGS = {
         "--workspace", "--price", "--set", "--prompt", "--output", "--batch", "--rate", "--concurrency",
         "--ttft", "--tpot", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
         "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
+        "--profile",
     },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
