@@ -40,7 +40,7 @@ def _override(text: str) -> tuple[str, object]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="+", metavar="MODEL",
                         help="a model as people write it (llama-3-8b), a folder, a GGUF file or a Hub id; or "
-                        "`search MODEL` for the cheapest deployment, `check-claim TEXT`, `validate POINTS.csv`")
+                        "`search MODEL` for the cheapest of all, `check-claim TEXT`, `validate POINTS.csv`")
     where = parser.add_argument_group("deployment")
     where.add_argument("--gpu", metavar="NAME",
                        help="a device (h100, a100-80gb, l40s); search takes several, a,b,c")

@@ -8,12 +8,15 @@ import pytest
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.calibrate import OWN_RANGES, RANGES, Point, Points, calibrate_steps, fit, likely
+from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import FITTED, Efficiency
+from ridgeline.ledger.layout import Layout, stages
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import Product, Worker, added_s, alone, stack, step_s
 from ridgeline.spec.hardware import hardware
+from ridgeline.spec.quant import WeightPlan
 from tests.ledger.shapes import decodes, shape, uniform
 
 DEVICE = hardware("h200")
@@ -41,6 +44,18 @@ def test_stacked_steps_are_priced_as_one_by_one() -> None:
     eff = likely()
     assert step_s(stack(works), eff) == pytest.approx([step_s(w, eff) for w in works])
     assert added_s(stack(works), eff) == pytest.approx([added_s(w, eff) for w in works])
+
+
+def test_a_plan_s_estimate_of_a_step_is_the_one_that_is_fitted() -> None:
+    spec, layout, device = shape("mixtral-8x7b"), Layout(tp=2), hardware("h100")
+    eff = likely().having({"skew": 0.0, "blocked_s": 0.0})
+    held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
+    rate = device.rate("bfloat16")
+    rows = Rows(rows=32, start=2000, count=1)
+    plan = Deployment(layout=layout, stages=held, device=device, rates=Rates(packed=rate, plain=rate),
+                      efficiency=eff)
+    work = Worker(held, layout, device, lambda line: Product(flops_per_s=rate))([rows])
+    assert plan.decode([rows]).estimate_s == pytest.approx(float(step_s(work, eff)))
 
 
 def test_more_users_wait_longer_and_one_user_waits_for_nobody() -> None:
