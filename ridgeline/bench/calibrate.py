@@ -43,7 +43,7 @@ class Course:
 # One large model and one small one: bytes and launches weigh differently in their steps.
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, chunks=(512, 2048))
-CPU = Course(models=((None, "auto"),), rows=(1, 2, 6, 12, 20), contexts=(48, 640), tokens=3200,
+CPU = Course(models=((None, "auto"),), rows=(1, 4, 8, 16), contexts=(48, 400), tokens=3200,
              chunks=(96, 384))
 
 

@@ -32,6 +32,7 @@ def measure_machine(device: torch.device) -> dict[str, float]:
     found["launch_s"] = _launch(device)
     if device.type == "cuda":
         found |= _host_link(device) | _collectives()
+        torch.cuda.empty_cache()
     return found
 
 
@@ -58,7 +59,7 @@ def _launch(device: torch.device) -> float:
 def _host_link(device: torch.device) -> dict[str, float]:
     """Bytes/s of pinned memory to the device and back."""
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty_like(host, device=device, pin_memory=False)
+    there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
     up_s = _timed(device, lambda: there.copy_(host, non_blocking=True))
     down_s = _timed(device, lambda: host.copy_(there, non_blocking=True))
     return {"host_to_device_bytes_per_s": _LINK_BYTES / up_s,
