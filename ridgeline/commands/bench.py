@@ -1,12 +1,13 @@
-"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup`."""
+"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps`."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import add_engine_flags, count, engine_config
 
+_ROOM = 2048  # tokens of a row beyond the longest context: rows that wait for others go on
 _WORKLOAD = ("prompt-tokens", "output-tokens", "concurrency", "num-requests")
 HELP = "measure the engine in this process beside the floor of what it did"
 
@@ -14,9 +15,9 @@ HELP = "measure the engine in this process beside the floor of what it did"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("latency", "throughput", "probe", "speculate", "kernels", "startup"),
+        choices=("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps"),
         help="one request at a time, many at a time, the machine itself, drafts beside none, a published "
-        "shape's GPU kernels, or the way to the first token",
+        "shape's GPU kernels, the way to the first token, or decode steps beside a calibrated profile",
     )
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
@@ -24,11 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16)")
     group.add_argument("--num-requests", type=count, metavar="N",
                        help="in all (latency: 5, throughput: 16), or pairs of a workload (speculate: 10)")
+    group.add_argument("--batch", type=count, nargs="+", metavar="N", help="steps: rows of each (1 8 32 128)")
+    group.add_argument("--context", type=count, nargs="+", metavar="TOKENS",
+                       help="steps: tokens behind each row (1024 8192)")
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
     group.add_argument(
         "--profile",
         metavar="NAME",
-        help="of what probe saves; default: this machine's own, which its engines use",
+        help="of what probe saves (default: this machine's own, which its engines use), or of what steps "
+        "compares with",
     )
     group.add_argument(
         "--tune",
@@ -39,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "steps":
+        return _run_steps(args)
+    if args.batch or args.context:
+        raise ConfigError(f"bench {args.what} has no use for --batch and --context: they are of bench steps")
     if args.what == "kernels":
         return _run_kernels(args)
     if args.what == "startup":
@@ -63,6 +72,24 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     )
+
+
+def _run_steps(args: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in (*_WORKLOAD, "tune")
+             if getattr(args, name.replace("-", "_")) not in (None, False)]
+    if given:
+        raise ConfigError(f"bench steps has no use for {' and '.join(given)}: it takes --batch and --context")
+    if args.profile is None:
+        raise ConfigError("bench steps needs --profile NAME, of what `ridgeline calibrate` wrote")
+    from ridgeline.bench.steps import BATCHES, CONTEXTS, StepArgs
+    from ridgeline.bench.steps import run as run_steps
+
+    batches, contexts = args.batch or BATCHES, args.context or CONTEXTS
+    engine = engine_config(args)
+    engine = replace(engine, max_num_seqs=max(*batches, engine.max_num_seqs), prefix_caching=False,
+                     max_model_len=engine.max_model_len or max(contexts) + _ROOM)
+    return run_steps(StepArgs(engine=engine, profile=args.profile, batches=batches,
+                              contexts=contexts, json=args.json, seed=args.seed))
 
 
 def _run_startup(args: argparse.Namespace) -> int:

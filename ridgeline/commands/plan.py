@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import parse_bytes
 from ridgeline.commands.flags import count, positive, seconds, size
 from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, flag_of, parse_link, parse_seconds, parse_speculate
+
+if TYPE_CHECKING:
+    from ridgeline.planner.setup import Workshop
 
 HELP = "say whether a model fits, how fast it answers and what binds, before anything loads"
 
@@ -37,7 +40,7 @@ def _override(text: str) -> tuple[str, object]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="+", metavar="MODEL",
                         help="a model as people write it (llama-3-8b), a folder, a GGUF file or a Hub id; or "
-                        "`search MODEL` for the cheapest deployment, or `check-claim TEXT`")
+                        "`search MODEL` for the cheapest of all, `check-claim TEXT`, `validate POINTS.csv`")
     where = parser.add_argument_group("deployment")
     where.add_argument("--gpu", metavar="NAME",
                        help="a device (h100, a100-80gb, l40s); search takes several, a,b,c")
@@ -62,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="each term: formula, inputs, source, error")
     parser.add_argument("--compare", action="store_true", help="what one change does to each metric, ranked")
     parser.add_argument("--plot", metavar="FILE.svg", help="search: the Pareto front as a picture")
+    parser.add_argument("--profile", metavar="NAME",
+                        help="a calibrated machine: its factors, and the machine itself without --gpu")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -111,13 +116,12 @@ def _plan(args: argparse.Namespace, model: str) -> None:
     from ridgeline.planner.explain import explain_json, explain_text
     from ridgeline.planner.plan import plan
     from ridgeline.planner.report import as_json, as_text
-    from ridgeline.planner.setup import Workshop
 
-    if args.gpu is None:
-        raise ConfigError("--gpu is missing: name a device, such as h100")
+    if args.gpu is None and args.profile is None:
+        raise ConfigError("--gpu is missing: name a device, such as h100, or a machine's --profile")
     _refuse(args, "plan", "plot")
-    shop = Workshop()
-    found = plan(ask_of(args, model, args.gpu), shop)
+    shop = _shop(args)
+    found = plan(ask_of(args, model, args.gpu or args.profile), shop)
     change = "" if found.feasible else remedy(found, shop)
     more = [(name, make) for name, wanted, make in (
         ("explain", args.explain, (lambda: explain_json(found), lambda: explain_text(found))),
@@ -127,11 +131,33 @@ def _plan(args: argparse.Namespace, model: str) -> None:
            lambda: "\n\n".join([as_text(found, change), *(make[1]() for _, make in more)]))
 
 
+def _shop(args: argparse.Namespace) -> "Workshop":
+    """With the factors of --profile at the batch that is asked for, and with its device without --gpu."""
+    from ridgeline.ledger.profile import load_profile
+    from ridgeline.planner.setup import Workshop
+
+    if args.profile is None:
+        return Workshop()
+    profile = load_profile(args.profile)
+    if profile.calibration is None:
+        raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
+                          f"--profile {args.profile}`")
+    factors = profile.calibration.of_plan(args.batch or args.concurrency or 1, args.prompt)
+    return Workshop(factors, None if args.gpu else profile.hardware())
+
+
+def _validate(args: argparse.Namespace, path: str) -> None:
+    from ridgeline.planner.validate import validate
+
+    found = validate(path, None if args.profile is None else _shop(args).efficiency)
+    _print(args, found.as_json, found.text)
+
+
 def _search(args: argparse.Namespace, model: str) -> None:
     from ridgeline.planner.pareto import pareto_svg, search_json, search_text
     from ridgeline.planner.search import SEARCHED_CACHES, SEARCHED_WEIGHTS, search
 
-    _refuse(args, "plan search", "dp", "explain", "compare")
+    _refuse(args, "plan search", "dp", "explain", "compare", "profile")
     gpus = tuple(args.gpu.split(",")) if args.gpu else ()
     found = search(ask_of(args, model, gpus[0] if gpus else ""), gpus,
                    kvs=SEARCHED_CACHES if args.kv is None else (args.kv,),
@@ -163,7 +189,8 @@ def _refuse(args: argparse.Namespace, door: str, *names: str) -> None:
 
 
 # Words that open another door than a plan of a model; each takes one more word.
-DOORS: dict[str, Callable[[argparse.Namespace, str], None]] = {"search": _search, "check-claim": _check_claim}
+DOORS: dict[str, Callable[[argparse.Namespace, str], None]] = {
+    "search": _search, "check-claim": _check_claim, "validate": _validate}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,15 @@ from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.drafting import build_drafter, check_speculation
-from ridgeline.engine.floors import describe, gpu_profile, machine_profile, price_of, prices_of, step_key
+from ridgeline.engine.floors import (
+    describe,
+    gpu_profile,
+    machine_profile,
+    price_of,
+    prices_of,
+    step_key,
+    worker_of,
+)
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
 from ridgeline.engine.sizes import (
@@ -38,6 +46,7 @@ from ridgeline.ledger.account import Account, account
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
+from ridgeline.ledger.work import Worker
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.nn.build import Model, build_model
@@ -90,6 +99,10 @@ class Engine:
     def price(self, profile: MachineProfile) -> Price:
         """The floors of this engine's steps at the rates of a profile."""
         return price_of(self.account, self.numerics, profile)
+
+    def work(self, profile: MachineProfile) -> Worker:
+        """The work of this engine's steps, for estimates by a calibrated profile."""
+        return worker_of(self.spec, self.account, self.numerics, profile)
 
     def close(self) -> None:
         """End the executor's worker and the trace; the loop must not be stepped any more."""

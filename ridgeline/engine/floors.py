@@ -19,6 +19,7 @@ from ridgeline.ledger.account import Account
 from ridgeline.ledger.estimate import Estimate
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile, load_profile, profile_path, save_profile
+from ridgeline.ledger.work import Product, Worker, alone
 from ridgeline.schedule.records import Prices
 from ridgeline.spec.model import ModelSpec
 
@@ -76,6 +77,12 @@ def price_of(account: Account, numerics: str, profile: MachineProfile) -> Price:
     """Floors on one machine."""
     device = profile.hardware()
     return Price(account, device, flops_per_s=device.fastest(_arithmetic(numerics)))
+
+
+def worker_of(spec: ModelSpec, account: Account, numerics: str, profile: MachineProfile) -> Worker:
+    """The work of an engine's steps on its one device, for estimates."""
+    device = profile.hardware()
+    return alone(spec, account, device, Product(flops_per_s=device.fastest(_arithmetic(numerics))))
 
 
 def describe(profile: MachineProfile, price: Price) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
 from ridgeline.ledger.price import coefficients
 from ridgeline.ledger.sums import Rows, Summer
+from ridgeline.ledger.work import EXPERTS, STREAM_BYTES, kind_of, shares
 from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -105,6 +106,19 @@ class _StagePrice:
         unpack = _UNPACK_OPS / UNPACK_TILE / rates.unpack if rates.unpack else 0.0
         self._unpack_LS = np.zeros_like(self._memory_LS)
         self._unpack_LS[:, terms.index((TOKENS, None))] = [x.count * x.packs * unpack for x in self.lines]
+        kind_L = np.array([kind_of(line) for line in self.lines])
+        bandwidth_L, prefill_L = shares(kind_L, eff)
+        self._reached_LS = self._memory_LS / bandwidth_L[:, None]
+        self._worked_LS = self._compute_LS / prefill_L[:, None] + self._unpack_LS
+        packed_s = eff.packed_s if rates.packed != rates.plain else 0.0
+        self._launch_LS = np.zeros_like(self._memory_LS)
+        self._launch_LS[:, terms.index((ONE, None))] = [
+            x.count * (eff.launch_s + packed_s * (x.packs > 0) + eff.expert_s * (kind == EXPERTS))
+            for x, kind in zip(self.lines, kind_L, strict=True)]
+        self._beside_S = np.zeros(len(terms))
+        self._beside_S[terms.index((ROWS, None))] = eff.row_s
+        moved_bytes = stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing
+        self._beside_S[terms.index((TOKENS, None))] = eff.stream * moved_bytes / device.bytes_per_s
         self._cache_S = self._moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
         self.latency_s = eff.collective_s * sum(c.line.count for c in self.comm)
 
@@ -123,11 +137,11 @@ class _StagePrice:
 
     def estimate_s(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds: lines at reached rates, collectives with their latency."""
-        return self._estimates(sums_S).sum(0) + (self._sent_s_CS @ sums_S).sum(0) + self.latency_s
+        sent_s = (self._sent_s_CS @ sums_S).sum(0) / self._eff.link
+        return self._estimates(sums_S).sum(0) + sent_s + self.latency_s + self._beside_S @ sums_S
 
     def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
-        compute_L = self._compute_LS @ sums_S / self._eff.prefill + self._unpack_LS @ sums_S
-        return np.maximum(self._memory_LS @ sums_S / self._eff.bandwidth, compute_L)
+        return self._launch_LS @ sums_S + np.maximum(self._reached_LS @ sums_S, self._worked_LS @ sums_S)
 
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""
@@ -143,7 +157,8 @@ class _StagePrice:
         for c, sent, sent_s in zip(self.comm, self._sent_CS @ sums_S, self._sent_s_CS @ sums_S, strict=True):
             found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
                                      floor_s=float(sent_s), bound="link",
-                                     estimate_s=float(sent_s) + self._eff.collective_s * c.line.count))
+                                     estimate_s=float(sent_s) / self._eff.link
+                                     + self._eff.collective_s * c.line.count))
         return found
 
     def ridge_rows(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ridgeline.base.config import cache_dir
 from ridgeline.base.errors import ConfigError
+from ridgeline.ledger.efficiency import Calibration, Efficiency
 from ridgeline.spec.hardware import HardwareSpec
 
 FORMAT = 1
@@ -46,6 +47,7 @@ class MachineProfile:
 
     read_bytes_per_s: streaming read. flops_per_s: matrix product by dtype name. about: where and with what it
     was measured (processor, versions, commit). tables: by a name of the model and its numeric path.
+    calibration: what its steps reach of their floors, where `ridgeline calibrate` measured it.
     """
 
     name: str
@@ -55,6 +57,7 @@ class MachineProfile:
     flops_per_s: Mapping[str, float]
     about: Mapping[str, str]
     tables: Mapping[str, StepTable] = field(default_factory=lambda: _NO_TABLES)
+    calibration: Calibration | None = None
 
     def with_table(self, key: str, table: StepTable) -> "MachineProfile":
         """The same and one table more; a table of that key is replaced."""
@@ -85,7 +88,8 @@ def save_profile(profile: MachineProfile) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
     fields |= {"flops_per_s": dict(profile.flops_per_s), "about": dict(profile.about),
-               "tables": {key: dataclasses.asdict(table) for key, table in profile.tables.items()}}
+               "tables": {key: dataclasses.asdict(table) for key, table in profile.tables.items()},
+               "calibration": profile.calibration and _calibration_fields(profile.calibration)}
     text = json.dumps({"format": FORMAT, **fields}, indent=1, allow_nan=False)
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as part:
         part.write(text + "\n")
@@ -98,6 +102,20 @@ def _table(fields: dict[str, Any]) -> StepTable:
     return StepTable(context=context, **{key: tuple(values) for key, values in fields.items()})
 
 
+def _calibration_fields(calibration: Calibration) -> dict[str, Any]:
+    factors = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
+               | {"sources": dict(one.sources)} for one in calibration.factors]
+    return {"tokens": calibration.tokens, "factors": factors, "error": calibration.error,
+            "num_points": calibration.num_points, "measured": dict(calibration.measured)}
+
+
+def _calibration(fields: dict[str, Any] | None) -> Calibration | None:
+    if fields is None:
+        return None
+    factors = tuple(Efficiency(**{**one, "band": tuple(one["band"])}) for one in fields.pop("factors"))
+    return Calibration(factors=factors, tokens=tuple(fields.pop("tokens")), **fields)
+
+
 def load_profile(name: str) -> MachineProfile:
     """A profile by name or path. ConfigError when there is none, or it is not one that this version wrote."""
     path = profile_path(name)
@@ -106,7 +124,8 @@ def load_profile(name: str) -> MachineProfile:
         if data.pop("format") != FORMAT:
             raise ConfigError("another format")
         tables = {key: _table(fields) for key, fields in data.pop("tables").items()}
-        return MachineProfile(**data, tables=tables)
+        calibration = _calibration(data.pop("calibration", None))
+        return MachineProfile(**data, tables=tables, calibration=calibration)
     except FileNotFoundError:
         raise ConfigError(f"no profile {path}: measure this machine with "
                           f"`ridgeline bench probe --profile {name}`") from None

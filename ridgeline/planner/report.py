@@ -179,7 +179,8 @@ def _flow(plan: Plan) -> Iterator[str]:
 
 def _factors(plan: Plan) -> Iterator[str]:
     low, high = plan.setup.deployment.efficiency.band
-    known = (f"{name} {one['value']:g} ({one['source']})" for name, one in efficiencies(plan).items())
+    known = (f"{name} {one['value']:g} ({one['source']})" for name, one in efficiencies(plan).items()
+             if one["value"])
     yield f"between floor and estimate: {', '.join(known)}"
     if (low, high) != (0.0, 0.0):
         yield f"error of an estimate: {low:+.0%} to {high:+.0%}, as measured"

@@ -92,6 +92,10 @@ class Workshop:
         self._stages: dict[tuple[object, ...], tuple[Stage, ...]] = {}
         self._deployments: dict[tuple[object, ...], Deployment] = {}
 
+    @property
+    def efficiency(self) -> Efficiency:
+        return self._efficiency
+
     def setup(self, ask: Ask) -> Setup:
         """ConfigError, naming the flag and what works, where the ask cannot be met by any arithmetic."""
         found, device = self.model(ask), self.device(ask)

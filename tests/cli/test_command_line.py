@@ -32,12 +32,14 @@ FLAGS = {
         "--workspace", "--price", "--set", "--prompt", "--output", "--batch", "--rate", "--concurrency",
         "--ttft", "--tpot", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
         "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
+        "--profile",
     },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
-        "--tune",
+        "--tune", "--batch", "--context",
     },
     "labs": {"--host", "--port"},
+    "calibrate": {"--profile", "--device", "--threads"},
     "doctor": ENGINE,
     "version": set(),
 }  # fmt: skip
