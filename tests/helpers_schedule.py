@@ -6,7 +6,7 @@ holds a digest of the history up to its position, so a read of a stale, shared o
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,10 +15,19 @@ from ridgeline.base.trace import RingTrace
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, RowLogprobs, RowStart, StepPlan, StepResult
+from ridgeline.schedule.plan import (
+    PLACEHOLDER,
+    SAMPLE_NEXT,
+    Drafting,
+    RowLogprobs,
+    RowStart,
+    StepPlan,
+    StepResult,
+)
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Speculation
 from ridgeline.spec.cache import CacheLayout, CacheSpec, Paged, Window, plan_layout
 from ridgeline.spec.sampling import SamplingParams
 
@@ -82,6 +91,11 @@ class _Row:
     history: list[int]
     digests: list[int]
 
+    def sample(self) -> int:
+        start = self.start
+        return sample(self.digests[-1], len(self.history), len(start.prompt), start.seed, start.params,
+                      start.stop_token_ids)
+
     def append(self, token: int) -> None:
         self.history.append(token)
         self.digests.append(digest(self.digests[-1], token))
@@ -91,6 +105,7 @@ class _Row:
 class FakeExecutor:
     """Runs plans in order, each when it is finished.
 
+    speculate: drafts that it has for each row at the most, 0 for an executor that drafts nothing.
     fail: rows (indices into the plan) that fail in a plan. lose: plans that raise before anything is done;
     blow_up: an exception for a plan, raised in finish() after the device has done its work, or None."""
 
@@ -100,6 +115,7 @@ class FakeExecutor:
     max_step_tokens: int = 64
     max_model_len: int = 128
     max_in_flight: int = 2
+    speculate: int = 0
     fail: Callable[[StepPlan], Sequence[int]] = lambda plan: ()
     blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None
     lose: Callable[[StepPlan], bool] = lambda plan: False
@@ -137,7 +153,7 @@ class FakeExecutor:
         if self.lose(plan):
             self._lost.update(plan.request.tolist())
             raise RuntimeError("lost")
-        result = self._run(plan)
+        result = replace(self._run(plan), started_s=now, finished_s=now + 1.0)
         error = self.blow_up(plan)
         if error is not None:
             raise error
@@ -165,19 +181,28 @@ class FakeExecutor:
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_rows > 0 and plan.num_tokens == int(plan.count.sum()) <= self.max_step_tokens
         assert len(set(plan.row.tolist())) == plan.num_rows and np.all(plan.count > 0)
-        assert not plan.draft.any()
-        decodes = (plan.count == 1) & (plan.sample == SAMPLE_NEXT)
+        assert plan.draft.max() <= self.speculate and not plan.draft[plan.num_decodes:].any()
+        decodes = (plan.count - plan.draft == 1) & (plan.sample == SAMPLE_NEXT)
         assert plan.num_decodes == decodes.sum() and decodes[:plan.num_decodes].all(), "decodes come first"
         assert np.all(plan.start + plan.count <= self.max_model_len)
         assert len({start.row for start in plan.row_starts}) == len(plan.row_starts)
         assert {start.row for start in plan.row_starts} <= set(plan.row.tolist()), "a row starts with work"
 
-    def _spans(self, plan: StepPlan) -> list[tuple[int, _Row, int, int]]:
-        """(index, row, first position, end) of each row of the plan, but those whose past was lost."""
-        return [(i, self._rows[row], start, start + count)
-                for i, (row, start, count) in enumerate(zip(
-                    plan.row.tolist(), plan.start.tolist(), plan.count.tolist()))
+    def _spans(self, plan: StepPlan) -> list[tuple[int, _Row, int, int, list[int]]]:
+        """(index, row, first position, end without drafts, drafts) of each row of the plan, but those whose
+        past was lost."""
+        return [(i, self._rows[row], start, start + count - draft, self._drafts(self._rows[row], draft))
+                for i, (row, start, count, draft) in enumerate(zip(
+                    plan.row.tolist(), plan.start.tolist(), plan.count.tolist(), plan.draft.tolist()))
                 if int(plan.request[i]) not in self._lost]
+
+    def _drafts(self, row: _Row, most: int) -> list[int]:
+        """Some right ones, and perhaps a wrong one and what comes after it; fewer than there are slots, at
+        times."""
+        guess = _Row(row.start, list(row.history), list(row.digests))
+        while len(guess.history) < len(row.history) + most - row.digests[-1] % 2:
+            guess.append((guess.sample() + (guess.digests[-1] % 4 == 0)) % VOCAB)
+        return guess.history[len(row.history):]
 
     def _slot(self, group: int, row: _Row, position: int) -> tuple[int, int]:
         size = self.layout.groups[group].tokens_per_page
@@ -188,27 +213,31 @@ class FakeExecutor:
     def _write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as a layer does."""
         offsets = (np.cumsum(plan.count) - plan.count).tolist()
-        for index, row, first, end in self._spans(plan):
+        for index, row, first, end, drafts in self._spans(plan):
             assert row.start.request == plan.request[index], "the row belongs to another request"
             given = plan.tokens[offsets[index]:offsets[index] + end - first].tolist()
+            slots = plan.tokens[offsets[index] + end - first:offsets[index] + plan.count[index]]
+            assert np.all(slots == PLACEHOLDER), "drafts are the executor's"
             assert PLACEHOLDER not in given[:-1], "only the row's last token can be a placeholder"
             want = row.history[first:end]
             assert len(want) == end - first, "a token that nobody has sampled yet"
             assert given[:-1] == want[:-1] and given[-1] in (want[-1], PLACEHOLDER)
             if given[-1] == PLACEHOLDER:
                 assert end == len(row.history) > len(row.start.prompt), "the host knows this token"
+            written = digests(drafts, row.digests)
             for group in range(len(self.layout.groups)):
-                for position in range(first, end):
+                for position in range(first, end + len(drafts)):
                     page, slot = self._slot(group, row, position)
-                    self._arena[page][slot] = (group, row.digests[position])
+                    self._arena[page][slot] = (group, written[position])
 
     def _read(self, plan: StepPlan) -> None:
-        for _, row, first, end in self._spans(plan):
+        for _, row, first, end, drafts in self._spans(plan):
+            written = digests(drafts, row.digests)
             for group, spec in enumerate(self.layout.groups):
                 low = 0 if spec.window_tokens is None else max(0, first - spec.window_tokens + 1)
-                for position in range(low, end):
+                for position in range(low, end + len(drafts)):
                     page, slot = self._slot(group, row, position)
-                    assert self._arena[page].get(slot) == (group, row.digests[position]), (
+                    assert self._arena[page].get(slot) == (group, written[position]), (
                         f"group {group}: position {position} of request {row.start.request} holds other text")
 
     def _sample(self, plan: StepPlan) -> StepResult:
@@ -216,9 +245,9 @@ class FakeExecutor:
         failed[list(self.fail(plan))] = 1
         failed[[request in self._lost for request in plan.request.tolist()]] = 1
         tokens: list[int] = []
-        num_new = np.zeros(plan.num_rows, np.int32)
+        num_new, compared, ready = np.zeros((3, plan.num_rows), np.int32)
         logprobs, prompt_logprobs = {}, {}
-        for index, row, first, end in self._spans(plan):
+        for index, row, first, end, drafts in self._spans(plan):
             params, start = row.start.params, row.start
             if params.prompt_logprobs is not None and not failed[index]:
                 low, high = max(start.prompt_logprobs_from, first + 1), min(end, len(start.prompt) - 1)
@@ -228,15 +257,20 @@ class FakeExecutor:
             if plan.sample[index] != SAMPLE_NEXT:
                 continue
             assert end == len(row.history), "a row samples after its last token only"
-            row.append(sample(row.digests[-1], end, len(start.prompt), start.seed, params,
-                              start.stop_token_ids))
+            for draft in (*drafts, None):
+                row.append(row.sample())
+                if row.history[-1] != draft:
+                    break
             if failed[index]:
                 continue
-            tokens.append(row.history[-1])
-            num_new[index] = 1
+            new = row.history[end:]
+            tokens += new
+            num_new[index], compared[index], ready[index] = len(new), len(drafts), self.speculate
             if params.logprobs is not None:
-                logprobs[index] = [_scored(row.history[-1])]
+                logprobs[index] = [_scored(token) for token in new]
+        drafting = Drafting(compared=compared, agreed=np.maximum(num_new - 1, 0), ready=ready, seconds=0.0)
         return StepResult(
+            drafting=drafting if self.speculate else None,
             step=plan.step, num_new=num_new, tokens=np.array(tokens, np.int32), failed=failed,
             errors=dict.fromkeys(np.flatnonzero(failed).tolist(), "broken on purpose"), logprobs=logprobs,
             prompt_logprobs=prompt_logprobs, returned_tickets=plan.copies.ticket)
@@ -263,18 +297,20 @@ class Harness:
     def __init__(self, kind: str = "paged", *, num_pages: int = 33, num_rows: int = 8,
                  max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
                  cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
+                 speculate: int = 0,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  lose: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
         self.clock = VirtualClock()
         self.executor = FakeExecutor(
             layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_step_tokens=max_step_tokens,
-            max_model_len=max_model_len, max_in_flight=depth, fail=fail, lose=lose, blow_up=blow_up,
-            clock=self.clock)
+            max_model_len=max_model_len, max_in_flight=depth, speculate=speculate, fail=fail, lose=lose,
+            blow_up=blow_up, clock=self.clock)
         self.manager = KVManager(self.executor.layout, num_pages, prefix_caching=prefix_caching and cache)
         self.scheduler = Scheduler(
             self.executor.capacity(), self.manager, POLICIES[policy](), eos_token_ids=EOS, cache=cache,
-            max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows)
+            max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows,
+            speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None)
         self.trace = RingTrace()
         self.loop = Loop(self.scheduler, self.executor, self.clock, self.trace)
         self.told: dict[tuple[str, int], Told] = defaultdict(Told)

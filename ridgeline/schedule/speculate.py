@@ -49,11 +49,14 @@ class Speculation:
         self._draft_s = 0.0  # of one more draft in every row
         self._gap_s = 0.0  # that the executor idles before a step that was not planned ahead
         self._finished_s = 0.0
-        self._num_drafts = self._num_accepted = 0
+        self._verified, self._num_accepted = np.zeros(most + 1, np.int64), 0  # rows by drafts
 
-    def stats(self) -> dict[str, int]:
-        """Since the start: drafts verified, and those of them that were right."""
-        return {"num_draft_tokens": self._num_drafts, "num_accepted_tokens": self._num_accepted}
+    def stats(self) -> dict[str, int | dict[str, int]]:
+        """Since the start: drafts verified, those that were right, and how often a row had so many."""
+        verified = self._verified.tolist()
+        return {"num_draft_tokens": sum(num * times for num, times in enumerate(verified)),
+                "num_accepted_tokens": self._num_accepted,
+                "num_verified": {str(num): verified[num] for num in range(1, self.most + 1)}}
 
     def acceptance(self) -> NDArray[np.float64]:
         """The share of drafts that are right, by row."""
@@ -103,7 +106,8 @@ class Speculation:
         self._tried_all = self._tried_all * FADE_ALL + int(tried.sum())
         self._ready[plan.row] = drafting.ready
         verified = plan.draft > 0
-        self._num_drafts += int(np.minimum(drafting.compared, plan.draft).sum())
+        drafts = np.minimum(drafting.compared, plan.draft)[verified]
+        self._verified += np.bincount(drafts, minlength=self.most + 1)
         self._num_accepted += int(drafting.agreed[verified].sum())
         if plan.num_rows == plan.num_decodes:
             self._time(plan, result, drafting.seconds)

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.server.job import Engine
+from ridgeline.server.metrics import EngineValue
 
 POLL_S = 0.5
 FRESH_S = 2.0  # how long a scrape waits for an engine that is in the middle of a step
@@ -31,7 +32,7 @@ class Health:
             await self._poll()
             await asyncio.sleep(POLL_S)
 
-    async def gauges(self) -> dict[str, float]:
+    async def gauges(self) -> dict[str, EngineValue]:
         """The engine's numbers by the names of `metrics`: fresh, or the last known from a busy engine."""
         try:
             async with asyncio.timeout(FRESH_S):
@@ -61,8 +62,8 @@ class Health:
         self._stats = stats
 
 
-def _gauges(stats: Mapping[str, Any]) -> dict[str, float]:
-    return {
+def _gauges(stats: Mapping[str, Any]) -> dict[str, EngineValue]:
+    return _drafts(stats) | {
         "num_requests_running": stats["num_running"],
         "num_requests_waiting": stats["num_waiting"],
         "kv_cache_usage_perc": stats["kv_usage"],
@@ -74,4 +75,15 @@ def _gauges(stats: Mapping[str, Any]) -> dict[str, float]:
         "engine_steps_total": stats["num_steps"],
         "engine_step_seconds_total": stats["step_measured_s"],
         "engine_step_floor_seconds_total": stats["step_floor_s"],
+    }
+
+
+def _drafts(stats: Mapping[str, Any]) -> dict[str, EngineValue]:
+    """Nothing of an engine that drafts nothing."""
+    if "num_draft_tokens" not in stats:
+        return {}
+    return {
+        "spec_decode_num_drafts_total": stats["num_verified"],
+        "spec_decode_num_draft_tokens_total": stats["num_draft_tokens"],
+        "spec_decode_num_accepted_tokens_total": stats["num_accepted_tokens"],
     }

@@ -63,6 +63,9 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "prefix_cache_queries_total": ("counter", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": ("counter", "Prompt tokens found there."),
     "num_preemptions_total": ("counter", "Requests put back to recompute."),
+    "spec_decode_num_drafts_total": ("counter", "Verifications of drafts, by how many a sequence had."),
+    "spec_decode_num_draft_tokens_total": ("counter", "Drafts that were verified."),
+    "spec_decode_num_accepted_tokens_total": ("counter", "Drafts that were right."),
     "engine_steps_total": ("counter", "Steps that have finished."),
     "engine_step_seconds_total": ("counter", "What those steps took."),
     "engine_step_floor_seconds_total": ("counter", "What they must take on this machine, by its profile."),
@@ -73,6 +76,7 @@ _SPANS = (  # of the engine's clock
     ("request_decode_time_seconds", "first_token", "finished"),
     ("request_inference_time_seconds", "first_scheduled", "finished"),
 )
+EngineValue = float | Mapping[str, float]  # one, or one for each number of drafts
 _FINISHED = ("stop", "length", "abort", "error")
 
 
@@ -110,7 +114,7 @@ class Metrics:
     counters: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FINISHED, 0))
 
-    def render(self, engine: Mapping[str, float]) -> bytes:
+    def render(self, engine: Mapping[str, EngineValue]) -> bytes:
         """The exposition text. engine: the values of the engine's own names; a missing one is left out."""
         labels = f'model_name="{_escape(self.model)}",engine="0"'
         lines: list[str] = []
@@ -119,7 +123,7 @@ class Metrics:
             for name, (kind, text) in _ENGINE.items():
                 if name in engine:
                     lines += _family(f"{prefix}:{name}", kind, text)
-                    lines.append(f"{prefix}:{name}{{{labels}}} {_number(engine[name])}")
+                    lines += _values(f"{prefix}:{name}", labels, engine[name])
         return ("\n".join(lines) + "\n").encode()
 
     def _own(self, prefix: str, labels: str) -> Iterator[str]:
@@ -218,6 +222,14 @@ class PromptClock:
 def _family(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
+
+
+def _values(name: str, labels: str, value: EngineValue) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"{name}{{{labels}}} {_number(value)}"
+        return
+    for drafts, times in value.items():
+        yield f'{name}{{{labels},drafts="{drafts}"}} {_number(times)}'
 
 
 def _number(value: float) -> str:

@@ -57,8 +57,8 @@ class Job:
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """How an engine is sized. The default runs one request as plainly as can be. speculate: "ngram" or
-    "draft" drafts as much as can be in every step. seed: of requests without one. check: every invariant
-    after every step."""
+    "draft" drafts as much as can be in every step; draft_pages: of the draft model. seed: of requests without
+    one. check: every invariant after every step."""
 
     num_pages: int = 200
     num_rows: int = 6
@@ -70,6 +70,8 @@ class Setup:
     snapshot_stride: int = 0
     snapshot_bytes: int | None = None
     speculate: str = ""
+    draft_pages: int = 60
+    block_tokens: int = 4
     seed: int = 0
     check: bool = True
 
@@ -129,23 +131,23 @@ class Tiny:
 
     def _executor(self, setup: Setup) -> LocalExecutor:
         capacity = Capacity(
-            layout=plan_layout(self.spec.cache(4), block_tokens=4), num_pages=setup.num_pages,
-            num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens, max_model_len=160,
-            vocab_size=self.spec.vocab_size)
-        drafter = self._drafter(setup.speculate, capacity) if setup.speculate else None
+            layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
+            num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
+            max_model_len=160, vocab_size=self.spec.vocab_size)
+        drafter = self._drafter(setup, capacity) if setup.speculate else None
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
                                  clock=WallClock(), threads=1, drafter=drafter)
         executor.max_in_flight = setup.depth
         return executor
 
-    def _drafter(self, how: str, capacity: Capacity) -> Drafter:
+    def _drafter(self, setup: Setup, capacity: Capacity) -> Drafter:
         texts = Texts()
-        if how == "ngram":
+        if setup.speculate == "ngram":
             return Drafter(texts, Ngram(texts, MOST_DRAFTS), WallClock())
         noise = tiny_weights(self.spec, seed=1)
         near = {name: weight + self.draft_noise * noise[name] for name, weight in self.weights.items()}
         draft = DraftModel(
-            build_model(self.spec, near, torch.float32), replace(capacity, num_pages=60),
+            build_model(self.spec, near, torch.float32), replace(capacity, num_pages=setup.draft_pages),
             cache_dtype=torch.float32, device=torch.device("cpu"), texts=texts, most=MOST_DRAFTS)
         return Drafter(texts, draft, WallClock())
 

@@ -49,6 +49,19 @@ def test_a_price_is_the_sum_of_its_lines_floors(rows: list[tuple[int, int]], nam
     assert flops == pytest.approx(sum(x.cost.flops for x in lines), rel=1e-12)
 
 
+@pytest.mark.parametrize(("name", "entry_bytes"), [
+    ("llama-3-8b", 2 * 8 * 128 * 2 * 32), ("smollm2-135m", 2 * 3 * 64 * 2 * 30)])
+def test_a_verification_reads_the_cache_once(name: str, entry_bytes: int) -> None:
+    """As a decode of its last token does: beyond that only the drafts' embeddings."""
+    price = priced(name)
+    embedded = 2 * shape(name).hidden_size
+    for drafts in range(1, 5):
+        read, *_ = price.moved(Step([(1000, 1 + drafts)], num_sampled=1 + drafts))
+        alone, *_ = price.moved(Step([(1000 + drafts, 1)]))
+        assert read == pytest.approx(alone + drafts * embedded, rel=1e-12)
+        assert alone - price.moved(Step([(1000, 1)]))[0] == pytest.approx(drafts * entry_bytes, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b-v0.1", "qwen3-30b-a3b"])
 def test_a_plan_is_priced_in_microseconds(name: str) -> None:
     """256 rows, with a window too; the best of many, since other load on the machine is not the price's."""

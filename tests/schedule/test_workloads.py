@@ -42,6 +42,7 @@ class Setup:
     prefix_caching: bool
     max_model_len: int = 40
     cache: bool = True
+    speculate: int = 0
 
 
 @st.composite
@@ -68,14 +69,14 @@ def setups(draw: st.DrawFn) -> Setup:
     return Setup(kind=draw(st.sampled_from(["paged", "window", "mixed"])), num_pages=draw(st.integers(8, 22)),
                  num_rows=num_rows, max_step_tokens=draw(st.integers(num_rows, 20)),
                  depth=draw(st.integers(1, 3)), policy=draw(st.sampled_from(["fcfs", "priority"])),
-                 prefix_caching=draw(st.booleans()))
+                 prefix_caching=draw(st.booleans()), speculate=draw(st.sampled_from([0, 3])))
 
 
 def harness_of(setup: Setup, **faults: Any) -> Harness:
     return Harness(
         setup.kind, num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
         depth=setup.depth, policy=setup.policy, prefix_caching=setup.prefix_caching, cache=setup.cache,
-        max_model_len=setup.max_model_len, **faults)
+        max_model_len=setup.max_model_len, speculate=setup.speculate, **faults)
 
 
 def run(harness: Harness, work: list[Job]) -> Harness:
@@ -125,6 +126,20 @@ def check_told(harness: Harness, work: list[Job]) -> None:
             owed = job.params.prompt_logprobs is not None and choice == 0
             assert [p for p, _ in told.prompt_logprobs] == (list(range(1, len(job.prompt))) if owed else [])
             assert [int(s.token_ids[0]) for _, s in told.prompt_logprobs] == (job.prompt[1:] if owed else [])
+
+
+def test_drafts_bring_more_tokens_a_step() -> None:
+    """A row that verifies takes what stands of its slots, to the end of the context; the books agree."""
+    harnesses = [Harness(speculate=speculate, max_model_len=40) for speculate in (0, 3)]
+    work = [Job(prompt=base[:5], params=SamplingParams(seed=1, ignore_eos=True), at=0, priority=0, salt="")
+            for base in BASES]
+    for harness in harnesses:
+        check_told(run(harness, work), work)
+    plain, drafted = (harness.loop.stats() for harness in harnesses)
+    assert drafted["num_steps"] < 0.7 * plain["num_steps"]
+    assert 0 < drafted["num_accepted_tokens"] < drafted["num_draft_tokens"]
+    verified = drafted["num_verified"]
+    assert sum(int(num) * times for num, times in verified.items()) == drafted["num_draft_tokens"]
 
 
 SETTINGS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

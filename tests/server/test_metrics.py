@@ -1,16 +1,20 @@
 """Protects what dashboards read: valid exposition text, the alias names, and histograms that tell the truth.
 """
 
+import asyncio
 import math
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.base.clock import VirtualClock
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News
+from ridgeline.server.health import Health
 from ridgeline.server.metrics import Metrics, RequestClock
 
 ENGINE = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25}
+DRAFTS = {"num_draft_tokens": 8, "num_accepted_tokens": 5, "num_verified": {"1": 2, "2": 0, "3": 2}}
 VLLM_NAMES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success",
@@ -51,6 +55,37 @@ def test_both_names_of_every_metric_say_the_same() -> None:
     own = {name.removeprefix("ridgeline:"): v for name, v in samples.items() if name.startswith("ridgeline:")}
     alias = {name.removeprefix("vllm:"): v for name, v in samples.items() if name.startswith("vllm:")}
     assert own == alias and len(own) + len(alias) == len(samples)
+
+
+def test_an_engine_that_drafts() -> None:
+    """Drafts, those that were right, and how many there were at a time; nothing of these without drafts."""
+    stats = dict.fromkeys(("num_running", "num_waiting", "kv_usage", "num_used_pages", "num_free_pages",
+                           "num_prompt_tokens", "num_cached_tokens", "num_preemptions", "num_steps",
+                           "step_measured_s", "step_floor_s"), 0)  # fmt: skip
+
+    async def scrape(given: dict[str, object]) -> str:
+        return Metrics("m").render(await Health(Answers(given), VirtualClock(), 9.0).gauges()).decode()
+
+    plain, text = asyncio.run(scrape(stats)), asyncio.run(scrape(stats | DRAFTS))
+    assert "spec_decode" not in plain and 'vllm:spec_decode_num_draft_tokens_total{model_name="m",' in text
+    found = {sample.name + sample.labels.get("drafts", ""): sample.value
+             for family in text_string_to_metric_families(text) for sample in family.samples}
+    names = ("num_drafts_total1", "num_drafts_total2", "num_drafts_total3", "num_draft_tokens_total",
+             "num_accepted_tokens_total")
+    assert [found[f"ridgeline:spec_decode_{name}"] for name in names] == [2, 0, 2, 8, 5]
+
+
+class Answers:
+    """An engine that answers "stats" alone."""
+
+    dead = None
+
+    def __init__(self, stats: dict[str, object]) -> None:
+        self._stats = stats
+
+    async def ask(self, what: str) -> dict[str, object]:
+        assert what == "stats"
+        return self._stats
 
 
 def test_the_names_that_dashboards_read_are_there() -> None:

@@ -10,13 +10,15 @@ from tests.engine.tiny import tiny_folder
 
 OWN = {"load_format": "dummy", "dtype": "float32", "threads": 1, "max_num_seqs": 8, "progress": False,
        "kv_cache_bytes": 2_000_000}
-PROMPTS = ["one two one two one two one", "abc abc abc", "nothing is said twice"]
+PROMPTS = ["one two one two one two one", "abc abc abc", "nothing is said twice", "said and said and"]
 
 
 def answers(folder: Path, speculate: str | None) -> list[tuple[object, ...]]:
+    few = dict.fromkeys(range(65, 70), 90.0)  # of which answers are made, so that they say things twice
     params = [
         SamplingParams(temperature=0.0, max_tokens=40, logprobs=1),
         SamplingParams(temperature=0.9, seed=3, max_tokens=40, n=2, stop=("e", "q")),
+        SamplingParams(temperature=0.0, max_tokens=40, logit_bias=few, n=2, stop=("fcc",)),
         SamplingParams(temperature=0.0, max_tokens=1000)]  # to the border of the context
     with LLM(str(folder), speculate=speculate, speculate_max=3, max_model_len=96, **OWN) as llm:
         found = llm.generate(PROMPTS, params)
@@ -27,10 +29,12 @@ def answers(folder: Path, speculate: str | None) -> list[tuple[object, ...]]:
 
 
 def test_the_same_answers(tmp_path: Path) -> None:
-    """Stop strings, n, log-probabilities and the border of the context, with a draft model of equal width."""
+    """Stop strings that end among drafts, n, log-probabilities and the border of the context, by look-up and
+    with a draft model of equal width."""
     folder = tiny_folder(tmp_path / "model")
     plain = answers(folder, None)
-    assert answers(folder, f"draft:{tiny_folder(tmp_path / 'draft')}") == plain
+    assert [stop for *_, stop in plain].count("fcc") == 2
+    assert answers(folder, "ngram") == answers(folder, f"draft:{tiny_folder(tmp_path / 'draft')}") == plain
     assert len(plain[-1][1]) + len(PROMPTS[-1]) >= 95
 
 

@@ -23,10 +23,11 @@ HOW: tuple[dict[str, float], ...] = (
     {"temperature": 0.0, "n": 2, "logprobs": 2, "min_tokens": 4})
 
 
-def jobs() -> list[Job]:
-    """Every second prompt says the same twice, so that there is something to look up."""
-    return [Job(prompt=(BASE[: 7 * i + 4] * (2 if i % 2 else 1))[:50], at=i,
-                params=SamplingParams(seed=i, max_tokens=20, ignore_eos=i % 2 == 0, **how))
+def jobs(few_words: bool) -> list[Job]:
+    """few_words: texts of six tokens, so that there is something to look up."""
+    bias = dict.fromkeys((5, 11, 37, 58, 70, 91), 90.0) if few_words else {}
+    return [Job(prompt=(BASE[: 7 * i + 4] * (2 if i % 2 else 1))[:50], at=i, params=SamplingParams(
+                seed=i, max_tokens=20, ignore_eos=i % 2 == 0, logit_bias=bias, **how))
             for i, how in enumerate(HOW)]
 
 
@@ -46,14 +47,15 @@ def tinies() -> dict[str, Tiny]:
 
 @pytest.mark.parametrize(("model", "how", "setup"), [
     ("dense", "ngram", PRESSED), ("mixed", "ngram", CHUNKED), ("dense", "draft", CHUNKED),
-    ("mixed", "draft", PRESSED), ("state", "draft", CHUNKED), ("delta", "draft", STRIDES)])
+    ("mixed", "draft", PRESSED), ("state", "draft", CHUNKED),
+    pytest.param("delta", "draft", STRIDES, marks=pytest.mark.soak)])
 def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Setup) -> None:
     """Greedy and seeded, with penalties, filters, n and log-probabilities; batched, chunked, found in the
     cache and preempted: what each says alone without drafts, near ties apart."""
-    tally, work, tiny = Tally(), jobs(), tinies[model]
+    tally, work, tiny = Tally(), jobs(how == "ngram"), tinies[model]
     run = tally.compare(tiny, replace(setup, speculate=how), work, warm=work[:2])
     tally.report(f"{how}, {model}")
-    assert run.stats["num_draft_tokens"] and (run.stats["num_accepted_tokens"] or how == "ngram")
+    assert run.stats["num_draft_tokens"] > run.stats["num_accepted_tokens"] > 10
     assert run.stats["num_preemptions"] or setup is CHUNKED
     scores = run.texts[len(work) - 1, 1].logprobs
     alone = tiny.alone(work[-1].alone(1)).logprobs
@@ -77,9 +79,10 @@ def test_an_end_among_drafts_that_stand(tinies: dict[str, Tiny]) -> None:
 
 
 VOCAB, LENGTH = 12, 4
-# whatever token comes first, it has stood behind 4, 5 before, and something behind it
-PROMPT = (*(token for first in range(VOCAB) for token in (4, 5, first, (7 * first + 3) % VOCAB)), 4, 5)
-WIDE = Setup(num_rows=250, num_pages=5000, prefix_caching=True, check=False)
+# each third token has stood behind 4, 5 before, and itself behind it
+PROMPT = (*(token for first in range(2, VOCAB, 3) for token in (4, 5, first, first)), 4, 5)
+WIDE = Setup(num_rows=500, num_pages=4000, draft_pages=4000, block_tokens=8, max_step_tokens=2500,
+             prefix_caching=True, check=False)
 
 
 def exact(tiny: Tiny) -> np.ndarray:
@@ -104,7 +107,7 @@ def small() -> tuple[Tiny, np.ndarray]:
     return tiny, exact(tiny)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("how", ["ngram", "draft"])
 def test_samples_follow_the_model(small: tuple[Tiny, np.ndarray], how: str, seed: int) -> None:
     """5,000 requests without seeds, whose drafts a draft model draws by noise of its own."""
