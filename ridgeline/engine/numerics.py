@@ -101,7 +101,7 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
     quantized = {
         name
         for name, source in checkpoint.sources.items()
-        if any(checkpoint.tensors[part].quantized for part in source.tensor_names)
+        if any(part.scales or checkpoint.tensors[part.name].quantized for part in source.parts)
     }
     if not quantized:
         startup.choose("dtype", "float32", "the checkpoint is in plain numbers: exact on every CPU")

@@ -13,11 +13,10 @@ from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import yarn_mscale
 from ridgeline.blocks.sparse.spec import SparseSpec
 from ridgeline.models.names import GGUF, HF, Names, hf_mlp, named_sources
-from ridgeline.models.read import INERT, ConfigReader
+from ridgeline.models.read import INERT, Blocks, ConfigReader, Read, read_model
 from ridgeline.models.rope import reach, read_rope
 from ridgeline.models.sources import Part, Source
-from ridgeline.spec.block import BlockSpec
-from ridgeline.spec.model import LayerSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 
 LATENT_EPS = 1e-6  # of the norms of the latents, whatever the config says of the others
 _INERT = INERT | {"head_dim", "qk_head_dim", "num_key_value_heads", "aux_loss_alpha", "seq_aux", "ep_size",
@@ -38,6 +37,9 @@ class DeepSeek:
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
+        return read_model(config, self.name, self._read)
+
+    def _read(self, config: ConfigReader) -> Read:
         config.inert(_INERT)
         _fixed(config, hidden_act="silu", mlp_bias=False, attention_bias=False, rope_interleave=True,
                moe_layer_freq=1)
@@ -47,30 +49,21 @@ class DeepSeek:
         mlp = MlpSpec(hidden_size=hidden, intermediate_size=config.size("intermediate_size"), norm_eps=eps)
         moe = self._moe(config, hidden, eps)
         num_dense = config.integer("first_k_dense_replace", self.first_dense)
-        forward: list[tuple[str, BlockSpec]] = [("mlp", mlp) if i < num_dense else ("moe", moe)
-                                                for i in range(num_layers)]
-        pad, bos = config.token_ids("pad_token_id"), config.token_ids("bos_token_id")
-        spec = ModelSpec(
-            family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
-            max_position=reach(attention.rope), tied_embeddings=config.flag("tie_word_embeddings", False),
-            layers=tuple(LayerSpec(blocks=(("attn", attention), block)) for block in forward),
-            dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
-            bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
-            pad_token_id=pad[0] if pad else None)
-        config.finish()
-        return spec
+        layers: list[Blocks] = [(("attn", attention), ("mlp", mlp) if i < num_dense else ("moe", moe))
+                                for i in range(num_layers)]
+        return layers, hidden, eps, reach(attention.rope)
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a safetensors checkpoint."""
-        return named_sources(spec, _NAMES if _attention(spec, 0).q_rank else {**_NAMES, **_WHOLE_QUERIES})
+        return named_sources(spec, _NAMES if _mla(spec, 0).q_rank else {**_NAMES, **_WHOLE_QUERIES})
 
     def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]:
         """Of a GGUF file; newer ones hold the up-projection as [heads, latent, key] and [heads, value,
         latent]."""
-        names = _GGUF_NAMES if _attention(spec, 0).q_rank else {**_GGUF_NAMES, **_GGUF_WHOLE_QUERIES}
+        names = _GGUF_NAMES if _mla(spec, 0).q_rank else {**_GGUF_NAMES, **_GGUF_WHOLE_QUERIES}
         found = named_sources(spec, names)
         for i in range(0 if "blk.0.attn_kv_b.weight" in stored else len(spec.layers)):
-            mla = _attention(spec, i)
+            mla = _mla(spec, i)
             keys = Part(name=f"blk.{i}.attn_k_b.weight", rows=mla.nope_dim, stacked=True, transposed=True)
             values = Part(name=f"blk.{i}.attn_v_b.weight", rows=mla.value_dim, stacked=True)
             found[f"layers.{i}.attn.up.weight"] = Source(parts=(keys, values), matrices=mla.num_heads)
@@ -118,7 +111,7 @@ class DeepSeek:
             scale=config.number("routed_scaling_factor", self.routed_scale))
 
 
-def _attention(spec: ModelSpec, layer: int) -> MlaSpec:
+def _mla(spec: ModelSpec, layer: int) -> MlaSpec:
     _, attention = spec.layers[layer].blocks[0]
     assert isinstance(attention, MlaSpec)
     return attention

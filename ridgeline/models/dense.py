@@ -11,11 +11,11 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.models.names import GGUF, HF, Names, named_sources
-from ridgeline.models.read import INERT, ConfigReader
+from ridgeline.models.read import Blocks, ConfigReader, Read, read_model
 from ridgeline.models.rope import reach, read_rope
 from ridgeline.models.sources import Source
 from ridgeline.spec.block import BlockSpec
-from ridgeline.spec.model import LayerSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _ALIASES = {"silu": ("swish",), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
@@ -58,24 +58,16 @@ class Dense:
 
     def spec(self, config: ConfigReader) -> ModelSpec:
         """The model that a config describes. ConfigError for fields that we do not have."""
-        config.inert(INERT)
+        return read_model(config, self.name, self._read, tied=self.tied)
+
+    def _read(self, config: ConfigReader) -> Read:
         num_layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
         eps = config.number("rms_norm_eps", self.norm_eps)
         attentions = self._attentions(config, num_layers, hidden, eps)
         feeds = self._feed_forwards(config, num_layers, hidden, eps)
-        layers = tuple(LayerSpec(blocks=(("attn", attention), feed))
-                       for attention, feed in zip(attentions, feeds, strict=True))
-        pad = config.token_ids("pad_token_id")
-        bos = config.token_ids("bos_token_id")
-        spec = ModelSpec(
-            family=self.name, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
-            max_position=min(reach(attention.rope) for attention in attentions),
-            tied_embeddings=config.flag("tie_word_embeddings", self.tied),
-            layers=layers, dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
-            bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
-            pad_token_id=pad[0] if pad else None)
-        config.finish()
-        return spec
+        layers: list[Blocks] = [(("attn", attention), feed)
+                                for attention, feed in zip(attentions, feeds, strict=True)]
+        return layers, hidden, eps, min(reach(attention.rope) for attention in attentions)
 
     def hf_sources(self, spec: ModelSpec) -> dict[str, Source]:
         """Our full names -> tensors of a safetensors checkpoint."""

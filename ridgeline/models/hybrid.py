@@ -4,7 +4,7 @@ attention).
 Owns their config fields, layers and tensor names in safetensors; GGUF files of them are not read.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 
 from ridgeline.base.errors import ConfigError
@@ -13,14 +13,12 @@ from ridgeline.blocks.gated_delta.spec import GatedDeltaSpec
 from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.models.names import HF, Names, hf_mlp, named_sources
-from ridgeline.models.read import INERT, ConfigReader
+from ridgeline.models.read import Blocks, ConfigReader, Read, Reader, read_model
 from ridgeline.models.rope import reach, read_rope
 from ridgeline.models.sources import Source
 from ridgeline.spec.block import BlockSpec
-from ridgeline.spec.model import LayerSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 
-Blocks = tuple[tuple[str, BlockSpec], ...]
-Reader = Callable[[ConfigReader], tuple[list[Blocks], int, float, int]]
 _ENDLESS = 1 << 20  # a pure recurrence states no context; what an engine takes unless told less
 
 
@@ -45,22 +43,6 @@ class Hybrid:
     def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]:
         """ConfigError: not read."""
         raise ConfigError(f"GGUF files of {self.name} are not read: use its safetensors checkpoint")
-
-
-def read_model(config: ConfigReader, family: str, read: Reader) -> ModelSpec:
-    """A config whose layers `read` gives, with hidden size, norm eps and context; the rest is as in all."""
-    config.inert(INERT)
-    layers, hidden, eps, max_position = read(config)
-    bos, pad = config.token_ids("bos_token_id"), config.token_ids("pad_token_id")
-    spec = ModelSpec(
-        family=family, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
-        max_position=max_position, tied_embeddings=config.flag("tie_word_embeddings", False),
-        layers=tuple(LayerSpec(blocks=blocks) for blocks in layers),
-        dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
-        bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
-        pad_token_id=pad[0] if pad else None)
-    config.finish()
-    return spec
 
 
 def read_attention(config: ConfigReader, hidden: int, eps: float, max_position: int, partial: float, *,
@@ -111,7 +93,7 @@ def _mamba(config: ConfigReader, hidden: int, eps: float, names: tuple[str, ...]
         conv_bias=config.flag(conv_bias, True), bias=config.flag(bias, False))
 
 
-def _read_mamba2(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
+def _read_mamba2(config: ConfigReader) -> Read:
     hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon", 1e-5)
     # the last three are in published files and read by no implementation
     config.inert(("residual_in_fp32", "rescale_prenorm_residual", "intermediate_size", "norm_before_gate",
@@ -122,7 +104,7 @@ def _read_mamba2(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
     return [(("mamba", mamba),)] * config.size("num_hidden_layers"), hidden, eps, _ENDLESS
 
 
-def _read_bamba(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
+def _read_bamba(config: ConfigReader) -> Read:
     hidden, eps = config.size("hidden_size"), config.number("rms_norm_eps", 1e-5)
     max_position = config.size("max_position_embeddings", 262144)
     num_layers = config.size("num_hidden_layers")
@@ -138,7 +120,7 @@ def _read_bamba(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
     return layers, hidden, eps, reach(attention.rope)
 
 
-def _read_qwen35(config: ConfigReader) -> tuple[list[Blocks], int, float, int]:
+def _read_qwen35(config: ConfigReader) -> Read:
     hidden, eps = config.size("hidden_size"), config.number("rms_norm_eps", 1e-6)
     mlp = _mlp(config, hidden, eps)
     config.inert(("mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))

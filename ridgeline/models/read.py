@@ -4,11 +4,17 @@ An unknown field is refused unless its value is None or False: a field that a fa
 the model computes. Knows no family.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Any
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.spec.block import BlockSpec
+from ridgeline.spec.model import LayerSpec, ModelSpec
+
+Blocks = tuple[tuple[str, BlockSpec], ...]
+Read = tuple[list[Blocks], int, float, int]  # blocks of each layer, hidden size, norm eps, context
+Reader = Callable[["ConfigReader"], Read]
 
 # Fields that change nothing in inference: training, bookkeeping, other libraries' notes.
 INERT = frozenset({
@@ -172,6 +178,25 @@ class ConfigReader:
 
     def _wrong(self, name: str, value: object, words: str) -> ConfigError:
         return ConfigError(f"{self._where}: {name} = {_short(value)} should be {words}")
+
+
+def read_model(config: ConfigReader, family: str, read: Reader, *, tied: bool = False) -> ModelSpec:
+    """The model of a config: what `read` takes from it, and what all families say alike.
+
+    tied: whether the embedding is the head too, when the config does not say.
+    """
+    config.inert(INERT)
+    layers, hidden, eps, max_position = read(config)
+    bos, pad = config.token_ids("bos_token_id"), config.token_ids("pad_token_id")
+    spec = ModelSpec(
+        family=family, hidden_size=hidden, vocab_size=config.size("vocab_size"), norm_eps=eps,
+        max_position=max_position, tied_embeddings=config.flag("tie_word_embeddings", tied),
+        layers=tuple(LayerSpec(blocks=blocks) for blocks in layers),
+        dtype=config.text("dtype", config.text("torch_dtype", "bfloat16")),
+        bos_token_id=bos[0] if bos else None, eos_token_ids=config.token_ids("eos_token_id"),
+        pad_token_id=pad[0] if pad else None)
+    config.finish()
+    return spec
 
 
 def _short(value: object) -> str:

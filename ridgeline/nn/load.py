@@ -24,7 +24,7 @@ from ridgeline.models.sources import Part
 from ridgeline.nn.dummy import RandomWeights
 from ridgeline.nn.progress import Progress
 from ridgeline.nn.repack import RepackCache
-from ridgeline.nn.rows import SCALES, decode, finite_scales, mxfp4
+from ridgeline.nn.rows import BLOCKS, decode, finite_scales, joined_mxfp4
 from ridgeline.quant.format import Dense, GgufBlocks, Packed, Packing, SourceWeight
 from ridgeline.quant.stack import Stack
 from ridgeline.spec.block import ParamSpec
@@ -110,8 +110,10 @@ class _Files:
         for part in parts:
             tensor, *scales = (t.slice(index) if part.stacked else t for t in (
                 self._checkpoint.tensors[of] for of in (part.name, part.scales) if of))
-            pieces.append(_Piece(part=part, tensor=tensor, raw_RB=self._rows(tensor),
-                                 scales_RB=self._rows(scales[0]) if scales else None))
+            raw_RB, scales_RG = self._rows(tensor), self._rows(scales[0]) if scales else None
+            if scales_RG is not None:
+                tensor = replace(tensor, format="mxfp4", shape=(tensor.rows, 32 * scales_RG.shape[1]))
+            pieces.append(_Piece(part=part, tensor=tensor, raw_RB=raw_RB, scales_RG=scales_RG))
         return _FileWeight(name, param, pieces, self._pool, added)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
@@ -124,18 +126,22 @@ class _Files:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """One part of a weight: the tensor's header and its mapped bytes, and those of its scales."""
+    """One part of a weight: the tensor's header and its mapped bytes, and those of MXFP4 scales beside it.
+    tensor: as ggml has it, where it has scales."""
 
     part: Part
     tensor: StoredTensor
     raw_RB: NDArray[np.uint8]
-    scales_RB: NDArray[np.uint8] | None
+    scales_RG: NDArray[np.uint8] | None
+
+    def raw(self, rows: slice | list[int]) -> NDArray[np.uint8]:
+        """The bytes of some rows."""
+        return self.raw_RB[rows] if self.scales_RG is None else joined_mxfp4(
+            self.raw_RB[rows], self.scales_RG[rows])
 
     def rows(self, rows: slice | list[int]) -> Tensor:
         """Some of the stored rows as numbers."""
-        if self.scales_RB is not None:
-            return mxfp4(self.raw_RB[rows], self.scales_RB[rows])
-        return decode(self.tensor, self.raw_RB[rows])
+        return decode(self.tensor, self.raw(rows))
 
 
 class _FileWeight:
@@ -151,15 +157,14 @@ class _FileWeight:
 
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
         """See SourceWeight. Rows that have to be put in order are copied, others are views."""
-        if any(piece.tensor.format not in SCALES for piece in self._pieces):
+        if any(piece.tensor.format not in BLOCKS for piece in self._pieces):
             return None
         found = []
         for piece in self._pieces:
-            tensor, raw_RB = piece.tensor, piece.raw_RB
+            tensor, part = piece.tensor, piece.part
+            raw_RB = piece.raw(part.order(tensor.rows) if part.interleaved_heads else slice(None))
             if not finite_scales(tensor.format, raw_RB):
                 raise _not_finite(tensor)
-            if piece.part.interleaved_heads:
-                raw_RB = raw_RB[piece.part.order(tensor.rows)]
             found.append(GgufBlocks(kind=tensor.format, columns=tensor.shape[-1], raw_RB=raw_RB))
         return tuple(found)
 
@@ -188,14 +193,14 @@ class _FileWeight:
             whole = piece.rows(slice(None)).T
             _copy(out, whole if order is None else whole[order], tensor)
             return
-        slow = tensor.quantized or piece.scales_RB is not None
-        step = max(1, (_DECODED_ELEMENTS if slow else _COPIED_ELEMENTS) * tensor.rows // out.numel())
+        elements = _DECODED_ELEMENTS if tensor.quantized else _COPIED_ELEMENTS
+        step = max(1, elements * tensor.rows // out.numel())
 
         def one(begin: int) -> None:
             rows = slice(begin, begin + step)
             _copy(out[rows], piece.rows(rows if order is None else order[rows]), tensor)
 
-        for _ in (self._pool.map if slow else map)(one, range(0, tensor.rows, step)):
+        for _ in (self._pool.map if tensor.quantized else map)(one, range(0, tensor.rows, step)):
             pass
 
 

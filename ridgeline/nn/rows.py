@@ -17,6 +17,8 @@ PLAIN = {"float64": torch.float64, "float32": torch.float32, "float16": torch.fl
 SCALES = {"q4_0": (0, 1), "q4_1": (0, 2), "q5_0": (0, 1), "q5_1": (0, 2), "q8_0": (0, 1), "q2_k": (80, 2),
           "q3_k": (108, 1), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208, 1)}
 
+BLOCKS = frozenset({*SCALES, "mxfp4"})  # kinds whose blocks are looked at here
+
 
 def decode(tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> Tensor:
     """Some rows of a tensor, [R, *shape[1:]]: in the stored dtype when plain (a view), else float32.
@@ -29,7 +31,7 @@ def decode(tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> Tensor:
     from gguf import quants
     name = tensor.format.upper()
     try:
-        if tensor.format in SCALES:  # the general door works in groups of 16 rows, for half the speed
+        if tensor.format in BLOCKS:  # the general door works in groups of 16 rows, for half the speed
             blocks_GB = raw_RB.reshape(-1, FORMATS[tensor.format][1])
             return torch.from_numpy(getattr(quants, name).dequantize_blocks(blocks_GB)).view(shape)
         return torch.from_numpy(quants.dequantize(raw_RB, quants.GGMLQuantizationType[name])).view(shape)
@@ -40,18 +42,20 @@ def decode(tensor: StoredTensor, raw_RB: NDArray[np.uint8]) -> Tensor:
 
 
 def finite_scales(kind: str, raw_RB: NDArray[np.uint8]) -> bool:
-    """True when the float16 scales of all blocks are finite, so that the weights are. kind: one of SCALES."""
-    offset, count = SCALES[kind]
+    """True when the scales of all blocks are finite, so that the weights are. kind: one of SCALES, or
+    mxfp4."""
     blocks_GB = raw_RB.reshape(-1, FORMATS[kind][1])
+    if kind == "mxfp4":
+        return bool((blocks_GB[:, 0] < 255).all())
+    offset, count = SCALES[kind]
     scales = np.ascontiguousarray(blocks_GB[:, offset:offset + 2 * count]).view(np.float16)
     return bool(np.isfinite(scales).all())
 
 
-def mxfp4(blocks_RB: NDArray[np.uint8], scales_RB: NDArray[np.uint8]) -> Tensor:
-    """Rows of MXFP4 (OCP Microscaling Formats 1.0), float32 [R, 2 B]: two e2m1 numbers a byte, the low half
-    first, each group of 32 times its power of two, stored with a bias of 127."""
-    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    blocks, scales = torch.from_numpy(blocks_RB), torch.from_numpy(scales_RB)
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1).int()
-    values = torch.cat((positive, -positive))[codes].unflatten(1, (-1, 32))
-    return torch.ldexp(values, (scales.int() - 127)[..., None]).flatten(1)
+def joined_mxfp4(halves_RB: NDArray[np.uint8], scales_RG: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rows of MXFP4 (OCP Microscaling Formats 1.0) that are stored as groups of 16 bytes, neighbours in the
+    low and high half of each, beside their scales: as ggml's blocks of a scale and 16 bytes, whose high
+    halves are the second half of the group."""
+    codes = np.stack((halves_RB & 15, halves_RB >> 4), -1).reshape(*scales_RG.shape, 2, 16)
+    return np.concatenate((scales_RG[..., None], codes[..., 0, :] | codes[..., 1, :] << 4), -1).reshape(
+        len(scales_RG), -1)

@@ -22,7 +22,7 @@ from ridgeline.spec.block import ParamSpec
 class GgufBlocks:
     """Rows of a weight as ggml's blocks, in our row order.
 
-    kind: "q4_1", "q8_0", ... raw_RB may be a view of the mapped file, not to be written.
+    kind: "q4_1", "q8_0", "mxfp4", ... raw_RB may be a view of the mapped file, not to be written.
     """
 
     kind: str

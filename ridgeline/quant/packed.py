@@ -1,6 +1,7 @@
 """Weights in groups of 32 with fp16 scales (4 bits and a minimum, or 8 bits), multiplied as they are in C.
 
-GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; other quantized types become 8 bits.
+GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; so does MXFP4 in 8 bits, whose numbers are
+no even steps; other quantized types become 8 bits.
 Tokens before `prefill_from` multiply codes by codes (activations as 14-bit integers): one path, bitwise
 equal at every number of rows. Where the CPU multiplies bfloat16 itself, a prompt's rows unpack the weight
 into scratch and take such products, whose size is fixed, so that a row's bits hang on no other row either;
@@ -27,7 +28,8 @@ from ridgeline.spec.block import ParamSpec
 GROUP, TILE = 32, 16
 TILE_BYTES = {Q4: 320, Q8: 544}  # of one group of a tile, see tiles.h
 PRODUCT_ROWS = 128  # of every bfloat16 product: the library's order of summing changes with the rows
-_KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8}
+_KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8, "mxfp4": Q8}
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # halves
 
 
 def product_bytes(rows: int, k: int, planes: int) -> int:
@@ -194,7 +196,8 @@ class Packing32:
             parts = [_codes(part) for part in blocks]
             code = np.concatenate([p[0] for p in parts])
             scale, low = np.concatenate([p[1] for p in parts]), np.concatenate([p[2] for p in parts])
-            if np.isfinite(low.view(np.float16)).all():  # q4_0's -8 scales may be too large for fp16
+            # q4_0's -8 scales and MXFP4's may be too large for fp16
+            if np.isfinite(low.view(np.float16)).all() and np.isfinite(scale.view(np.float16)).all():
                 return self._make(_KEPT[blocks[0].kind], code, scale, low)
         return self._make(Q8, *_eight_bits(weight.dense(torch.float32, device)))
 
@@ -226,8 +229,13 @@ class Packing32:
 
 def _codes(part: GgufBlocks) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDArray[np.uint16]]:
     """ggml's blocks as codes [N, K], scales and minima [N, K / 32] (fp16 bits)."""
-    size = {"q4_0": 18, "q4_1": 20, "q8_0": 34}[part.kind]
+    size = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "mxfp4": 17}[part.kind]
     block = np.ascontiguousarray(part.raw_RB).reshape(part.rows, -1, size)
+    if part.kind == "mxfp4":
+        with np.errstate(over="ignore", under="ignore"):
+            scale = np.ldexp(1.0, block[..., 0].astype(int) - 128).astype(np.float16).view(np.uint16)
+        code = np.concatenate((block[..., 1:] & 15, block[..., 1:] >> 4), -1)
+        return _E2M1[code].reshape(part.rows, part.columns), scale, np.zeros_like(scale)
     scale = np.ascontiguousarray(block[..., :2]).view(np.uint16)[..., 0]
     if part.kind == "q8_0":
         code = np.ascontiguousarray(block[..., 2:]).view(np.int8).reshape(part.rows, part.columns)

@@ -7,14 +7,12 @@ from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
-from ridgeline.models.hybrid import Blocks, read_attention, read_delta_mixers, read_model
+from ridgeline.models.hybrid import read_attention, read_delta_mixers
 from ridgeline.models.moe import TRAINING
-from ridgeline.models.read import ConfigReader
+from ridgeline.models.read import Blocks, ConfigReader, Read, read_model
 from ridgeline.models.rope import reach
 from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import ModelSpec
-
-Read = tuple[list[Blocks], int, float, int]
 
 
 def qwen_next(config: ConfigReader) -> ModelSpec:
