@@ -16,7 +16,7 @@ from ridgeline.spec.model import LayerSpec, ModelSpec
 
 # Fields of block descriptions that tensor parallelism divides; and those that it divides down to one, past
 # which devices hold copies. A latent is not cut: every device keeps all of it.
-_CUT = ("num_heads", "num_key_heads", "num_value_heads", "intermediate_size", "shared_size")
+_CUT = ("num_heads", "num_key_heads", "num_value_heads", "intermediate_size", "shared_size", "table_rows")
 _CUT_TO_ONE = ("num_kv_heads", "num_groups")
 _LARGEST_TP = 64
 

@@ -11,7 +11,6 @@ from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.blocks.moe.spec import MoeSpec, RouterSpec
 from ridgeline.blocks.norm_rope.spec import yarn_mscale
-from ridgeline.blocks.sparse.spec import SparseSpec
 from ridgeline.models.names import GGUF, HF, Names, hf_mlp, named_sources
 from ridgeline.models.read import INERT, Blocks, ConfigReader, Read, read_model
 from ridgeline.models.rope import reach, read_rope
@@ -69,7 +68,7 @@ class DeepSeek:
             found[f"layers.{i}.attn.up.weight"] = Source(parts=(keys, values), matrices=mla.num_heads)
         return found
 
-    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec | SparseSpec:
+    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec:
         nope, rotary = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
         rope = read_rope(config, head_dim=rotary, aliases={},
                          max_position=config.size("max_position_embeddings", self.max_position))

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ridgeline.blocks.step import GroupStep, Step
 from ridgeline.ledger.sums import Summer
 from ridgeline.nn.build import build_model
-from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.cache import State, plan_layout
 from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_spec, tiny_weights, tokens_of
 from tests.ledger.shapes import uniform
@@ -20,10 +20,10 @@ def counted_flops(spec: ModelSpec, num_tokens: int) -> int:
     """Matrix products of one whole prompt whose last position is projected, attention's left out."""
     layout = plan_layout(spec.cache(4), block_tokens=16)
     arena = torch.zeros(8, layout.page_bytes, dtype=torch.uint8)
-    regions = {(r.layer, r.slot): r for group in layout.groups for r in group.regions}
+    regions = {(r.layer, r.slot): arena if group.kind is State else arena[:, r.offset_bytes:][:, :r.num_bytes]
+               for group in layout.groups for r in group.regions}
     model = build_model(spec, tiny_weights(spec), torch.float32)
-    model.bind_cache(layout, lambda layer, slot: arena[:, (r := regions[(layer, slot)]).offset_bytes:
-                                                       r.offset_bytes + r.num_bytes], torch.float32)
+    model.bind_cache(layout, lambda layer, slot: regions[(layer, slot)], torch.float32)
     positions = torch.arange(num_tokens)
     groups = tuple(GroupStep(table_SP=torch.arange(1, 8, dtype=torch.int32)[None],
                              slots_T=group.tokens_per_page + positions) for group in layout.groups)

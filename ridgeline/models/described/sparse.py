@@ -1,6 +1,6 @@
 """DeepSeek-V3.2 and GLM-5: DeepSeek-V3's layers whose attention sees what an index picks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.sparse.spec import SparseSpec
@@ -20,18 +20,14 @@ class SparseDeepSeek(DeepSeek):
             raise config.refuse("indexer_types", "not known: an index in every layer is")
         return DeepSeek.spec(self, config)
 
-    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> "MlaSpec | SparseSpec":
+    def _attention(self, config: ConfigReader, hidden: int, eps: float) -> MlaSpec:
         latent = DeepSeek._attention(self, config, hidden, eps)
-        assert isinstance(latent, MlaSpec)
-        return SparseSpec(latent=latent, index_heads=config.size("index_n_heads"),
-                          index_dim=config.size("index_head_dim"), top_k=config.size("index_topk"))
+        return SparseSpec(**{field.name: getattr(latent, field.name) for field in fields(latent)},
+                          index_heads=config.size("index_n_heads"), index_dim=config.size("index_head_dim"),
+                          top_k=config.size("index_topk"))
 
 
-def _named(name: str) -> SparseDeepSeek:
-    base = DEEPSEEK_V3
-    return SparseDeepSeek(name=name, max_position=base.max_position, first_dense=base.first_dense,
-                          shared=base.shared, routed_scale=base.routed_scale, sigmoid=True)
-
-
-DEEPSEEK_V32, GLM5 = _named("deepseek_v32"), _named("glm_moe_dsa")
+_V3 = {field.name: getattr(DEEPSEEK_V3, field.name) for field in fields(DEEPSEEK_V3)}
+DEEPSEEK_V32 = SparseDeepSeek(**_V3 | {"name": "deepseek_v32"})
+GLM5 = SparseDeepSeek(**_V3 | {"name": "glm_moe_dsa"})
 KIMI_K2 = replace(DEEPSEEK_V3, name="kimi_k2")
