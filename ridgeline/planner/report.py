@@ -36,7 +36,8 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
         "sustained_tok_s": dict(zip(("floor", "estimate"), plan.sustained_tok_s, strict=True)),
         "little": little(plan), "slow_side": {"prefill_share": plan.prefill_share,
                                               "decode_share": 1 - plan.prefill_share},
-        "efficiency": efficiencies(plan), "choices": list(setup.choices), "notes": notes(plan)})
+        "vision": vision(plan), "efficiency": efficiencies(plan), "choices": list(setup.choices),
+        "notes": notes(plan)})
 
 
 def little(plan: Plan) -> dict[str, float]:
@@ -47,6 +48,20 @@ def little(plan: Plan) -> dict[str, float]:
     rate = plan.batch / (output * speed.mixed_s) if plan.ask.rate is None else plan.ask.rate
     return {"rate_per_s": rate, "stay_s": stay_s, "in_flight": in_flight(rate, stay_s),
             "completed_per_s_at_batch": plan.batch / (output * speed.mixed_s)}
+
+
+def vision(plan: Plan) -> dict[str, Any] | None:
+    """What the images of a request cost, None without them."""
+    sight, floor, estimate = plan.setup.sight, plan.steps.floor, plan.steps.estimate
+    if sight is None:
+        return None
+    return {"encoder": sight.encoder, "tiles": sight.tiles, "patch_tokens": sight.patches,
+            "visual_tokens": sight.tokens, "visual_tokens_nominal": sight.nominal_tokens,
+            "prompt_tokens": plan.setup.ask.prompt, "encoder_flops": sight.flops,
+            "encoder_weights_bytes": sight.weights_bytes, "preprocess_s": estimate.preprocess_s,
+            "encoder_s": {"floor": floor.encoder_s, "estimate": estimate.encoder_s},
+            "share_of_ttft": (estimate.preprocess_s + estimate.encoder_s) / estimate.ttft_s,
+            "ratio_to_text": sight.tokens / plan.ask.prompt}
 
 
 def efficiencies(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -105,8 +120,14 @@ def _head(plan: Plan) -> Iterator[str]:
     native = "" if setup.numerics.native else ", unpacked for 16-bit products"
     yield (f"{ask.model} on {setup.layout.num_devices} x {setup.device.name}, {setup.layout.text()}; weights "
            f"{setup.numerics.weights}{native}, cache {ask.kv}")
-    yield (f"{ask.prompt} prompt and {ask.output} output tokens, {plan.batch} sequences together; TPOT at a "
-           f"context of {plan.steps.decode_rows.start + 1}, TTFT of one prompt alone")
+    yield (f"{setup.ask.prompt} prompt and {ask.output} output tokens, {plan.batch} sequences together; "
+           f"TPOT at a context of {plan.steps.decode_rows.start + 1}, TTFT of one prompt alone")
+    if seen := vision(plan):
+        yield (f"of the prompt {seen['visual_tokens']} tokens are images ({seen['tiles']} tiles, "
+               f"{seen['patch_tokens']} patches, {seen['ratio_to_text']:.3g} times the text; by the area "
+               f"alone {seen['visual_tokens_nominal']:.4g})")
+        yield (f"of TTFT {seen['share_of_ttft']:.0%} is vision: {seen['preprocess_s'] * 1e3:.3g} ms to cut "
+               f"tiles on a processor, {seen['encoder_s']['estimate'] * 1e3:.3g} ms in the encoder")
     yield from setup.choices
     room = abs(plan.memory.spare)
     verdict = "fits" if plan.exact.fits else "does NOT fit"
