@@ -7,8 +7,11 @@ from typing import Any
 
 from ridgeline.base.units import GB, GIB
 from ridgeline.ledger.closed import in_flight
-from ridgeline.planner.plan import Plan
+from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.planner.plan import Plan, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
+from ridgeline.planner.room import KV_BYTES
+from ridgeline.planner.timing import tokens_per_step
 
 
 def both(num_bytes: float) -> str:
@@ -42,12 +45,22 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
 
 def little(plan: Plan) -> dict[str, float]:
     """Little's law both ways, by the estimate with prompts in between: what a batch completes, and what a
-    rate keeps in flight."""
+    rate keeps in flight, its wait for other prompts included."""
     speed, output = plan.steps.estimate, plan.ask.output
-    stay_s = speed.ttft_s + (output - 1) * speed.mixed_s
     rate = plan.batch / (output * speed.mixed_s) if plan.ask.rate is None else plan.ask.rate
-    return {"rate_per_s": rate, "stay_s": stay_s, "in_flight": in_flight(rate, stay_s),
+    busy_s = speed.prefill_s + speed.encoder_s
+    wait_s = waiting_s(rate / plan.setup.lanes, busy_s)
+    stay_s = speed.ttft_s + wait_s + (output - 1) * speed.mixed_s
+    return {"rate_per_s": rate, "wait_s": wait_s, "ttft_loaded_s": speed.ttft_s + wait_s, "stay_s": stay_s,
+            "in_flight": in_flight(rate, stay_s),
             "completed_per_s_at_batch": plan.batch / (output * speed.mixed_s)}
+
+
+def waiting_s(rate: float, service_s: float) -> float:
+    """Mean wait for the prompts ahead: rho s / (2 (1 - rho)) of Poisson arrivals at one prefill server
+    (Pollaczek and Khinchine, constant service); no wait is known where it never catches up."""
+    load = rate * service_s
+    return load * service_s / (2 * (1 - load)) if load < 1 else float("inf")
 
 
 def vision(plan: Plan) -> dict[str, Any] | None:
@@ -85,6 +98,7 @@ def notes(plan: Plan) -> list[str]:
     if ask.overrides:
         fields = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
         found.append(f"prices an untrained shape ({fields}): measure quality")
+    found += _workload_notes(plan)
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "
                      f"{plan.exact.b_star:.0f}: rejected drafts cost time")
@@ -99,6 +113,25 @@ def notes(plan: Plan) -> list[str]:
         found.append("nobody measured the estimate's error here: calibrate, or expect real engines 20 to "
                      "50 % above the bandwidth floor")
     return found
+
+
+def _workload_notes(plan: Plan) -> Iterator[str]:
+    """What drafts, a shared prefix and prefill devices of their own do."""
+    ask, setup, rows = plan.ask, plan.setup, plan.steps.rows
+    if ask.speculate:
+        verified, ridge = rows * (ask.speculate.gamma + 1), plan.exact.b_star / setup.lanes
+        yield (f"{ask.speculate.gamma} drafts yield {tokens_per_step(ask):.3g} tokens a step; {rows} "
+               f"sequences verify {verified} rows, which are free up to B* = {ridge:.0f}")
+    if ask.shared_prefix:
+        saved = (rows - 1) * needed_cache_bytes(setup.spec, ask.shared_prefix, KV_BYTES[ask.kv])
+        how = "once" if ask.read_prefix_once else "by each sequence"
+        yield (f"the shared prefix is read {how}; once instead of by each is {both(saved)} less a step, "
+               "where a kernel can")
+    if ask.disaggregate:
+        speed = plan.steps.estimate
+        pool = pool_ratio(setup, rows, speed.tpot_s, speed.prefill_s)
+        yield (f"{pool:.3g} prefill devices keep one decode device busy, and are in the price; a prompt's "
+               f"cache takes {speed.transfer_s * 1e3:.3g} ms to send")
 
 
 def _finite(value: Any) -> Any:
@@ -193,6 +226,8 @@ def _flow(plan: Plan) -> Iterator[str]:
     yield (f"Little's law: {law['rate_per_s']:.4g} requests/s x {law['stay_s']:.4g} s keep "
            f"{law['in_flight']:.4g} in flight; {plan.batch} decoding together complete "
            f"{law['completed_per_s_at_batch']:.4g} requests/s")
+    yield (f"at that rate, coming at random, a prompt waits {law['wait_s'] * 1e3:.3g} ms for others on "
+           f"average: TTFT {law['ttft_loaded_s'] * 1e3:.4g} ms")
     slow = "prefill" if plan.prefill_share > 0.5 else "decode"
     yield (f"the slow side is {slow}: of a request's device time {plan.prefill_share:.0%} is prefill, "
            f"{1 - plan.prefill_share:.0%} decode")

@@ -8,7 +8,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
 from ridgeline.planner.ask import Ask, Pictures, Speculate, parse_link, parse_seconds, parse_speculate
 from ridgeline.planner.plan import Plan, plan
-from ridgeline.planner.report import as_json, as_text
+from ridgeline.planner.report import as_json, as_text, little, waiting_s
 from ridgeline.planner.setup import Workshop
 from ridgeline.spec.hardware import hardware
 
@@ -122,6 +122,19 @@ def test_a_rate_keeps_its_batch_in_flight() -> None:
     assert fewer.batch / (256 * fewer.steps.estimate.mixed_s) < 3.0
     over = planned(replace(BASE, batch=None, rate=1000.0))
     assert not over.feasible and "1000 requests/s are more than it completes" in over.why
+
+
+def test_a_loaded_prompt_waits_and_in_flight_is_rate_times_stay() -> None:
+    """Pollaczek and Khinchine with constant service: half of rho s / (1 - rho); no end past the capacity."""
+    assert waiting_s(2.0, 0.25) == pytest.approx(0.125) and waiting_s(4.0, 0.25) == float("inf")
+    law = little(planned(ASKS["rate"]))
+    assert law["in_flight"] == pytest.approx(3.0 * law["stay_s"]) and law["wait_s"] > 0
+    assert law["ttft_loaded_s"] > planned(ASKS["rate"]).estimate.ttft_s
+
+
+def test_what_drafts_prefixes_and_pools_do_is_said() -> None:
+    for name, says in (("speculation", "3.36 tokens a step"), ("prefix", "read once"), ("apart", "to send")):
+        assert any(says in note for note in as_json(planned(ASKS[name]))["notes"]), name
 
 
 def test_targets_decide_what_is_feasible_and_the_best_batch_for_goodput() -> None:
