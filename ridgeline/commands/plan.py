@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import parse_bytes
 from ridgeline.commands.flags import count, positive, seconds, size
-from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, flag_of, parse_link, parse_seconds, parse_speculate
+from ridgeline.planner.ask import (
+    CACHES,
+    WEIGHTS,
+    Ask,
+    Pictures,
+    flag_of,
+    parse_link,
+    parse_seconds,
+    parse_speculate,
+)
 
 if TYPE_CHECKING:
     from ridgeline.planner.setup import Workshop
@@ -71,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workload(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--prompt", type=count, default=2048, metavar="TOKENS", help="of a request (2048)")
+    group.add_argument("--prompt", type=count, metavar="TOKENS", help="of a request (2048)")
     group.add_argument("--output", type=count, default=256, metavar="TOKENS", help="of a request (256)")
     group.add_argument("--batch", type=count, metavar="N",
                        help="sequences decoded together, over all devices (1)")
@@ -81,6 +90,13 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
     for name in ("ttft", "tpot"):
         group.add_argument(f"--{name}", type=_read(parse_seconds), metavar="TIME", dest=f"{name}_s",
                            help="target, such as 500ms; judged by the estimate")
+    group.add_argument("--images", type=count, metavar="N",
+                       help="of a request; with --text-tokens the whole prompt")
+    group.add_argument("--tiles", type=count, metavar="N",
+                       help="an image is cut into (the most that the model cuts)")
+    group.add_argument("--vision-encoder", metavar="NAME", help="instead of the model's own, such as so400m")
+    group.add_argument("--pooling", type=count, metavar="N", help="patches that become one visual token")
+    group.add_argument("--text-tokens", type=count, metavar="N", help="beside the images (30)")
     group.add_argument("--shared-prefix", type=count, default=0, metavar="TOKENS",
                        help="that begin every prompt: stored and computed once, read by every sequence")
     group.add_argument("--read-prefix-once", action="store_true",
@@ -101,10 +117,22 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
 def ask_of(args: argparse.Namespace, model: str, gpu: str) -> Ask:
     """The parsed flags as an ask."""
     given = {f.name: getattr(args, f.name) for f in fields(Ask) if f.name not in _NOT_FLAGS}
-    return Ask(model=model, gpu=gpu, kv=args.kv or "bf16", overrides=dict(args.overrides), **given)
+    of_images = [name for name in ("tiles", "vision_encoder", "pooling", "text_tokens")
+                 if getattr(args, name) is not None]
+    if args.images is None and of_images:
+        raise ConfigError(f"{' and '.join(map(flag_of, of_images))} without --images: say how many a request "
+                          "has")
+    if args.images is not None and args.prompt is not None:
+        raise ConfigError("--images and --prompt contradict one another: the prompt is the visual tokens and "
+                          "--text-tokens; leave --prompt out")
+    pictures = None if args.images is None else Pictures(images=args.images, tiles=args.tiles,
+                                                         encoder=args.vision_encoder, pooling=args.pooling)
+    prompt = (args.prompt or 2048) if pictures is None else args.text_tokens or 30
+    return Ask(model=model, gpu=gpu, kv=args.kv or "bf16", overrides=dict(args.overrides), prompt=prompt,
+               pictures=pictures, **given)
 
 
-_NOT_FLAGS = ("model", "gpu", "kv", "overrides")
+_NOT_FLAGS = ("model", "gpu", "kv", "overrides", "prompt", "pictures")
 
 
 def _print(args: argparse.Namespace, as_json: Callable[[], Any], as_text: Callable[[], str]) -> None:
@@ -112,8 +140,6 @@ def _print(args: argparse.Namespace, as_json: Callable[[], Any], as_text: Callab
 
 
 def _plan(args: argparse.Namespace, model: str) -> None:
-    from ridgeline.planner.compare import compare, compare_json, compare_text, remedy
-    from ridgeline.planner.explain import explain_json, explain_text
     from ridgeline.planner.plan import plan
     from ridgeline.planner.report import as_json, as_text
 
@@ -122,13 +148,24 @@ def _plan(args: argparse.Namespace, model: str) -> None:
     _refuse(args, "plan", "plot")
     shop = _shop(args)
     found = plan(ask_of(args, model, args.gpu or args.profile), shop)
-    change = "" if found.feasible else remedy(found, shop)
-    more = [(name, make) for name, wanted, make in (
-        ("explain", args.explain, (lambda: explain_json(found), lambda: explain_text(found))),
-        ("compare", args.compare, (lambda: compare_json(compare(found, shop)),
-                                   lambda: compare_text(compare(found, shop))))) if wanted]
-    _print(args, lambda: as_json(found, change) | {name: make[0]() for name, make in more},
-           lambda: "\n\n".join([as_text(found, change), *(make[1]() for _, make in more)]))
+    change, values, texts = "", {}, []
+    if not found.feasible:
+        from ridgeline.planner.compare import remedy
+
+        change = remedy(found, shop)
+    if args.explain:
+        from ridgeline.planner.explain import explain_json, explain_text
+
+        values["explain"] = explain_json(found)
+        texts.append(explain_text(found))
+    if args.compare:
+        from ridgeline.planner.compare import compare, compare_json, compare_text
+
+        effects = compare(found, shop)
+        values["compare"] = compare_json(effects)
+        texts.append(compare_text(effects))
+    _print(args, lambda: as_json(found, change) | values,
+           lambda: "\n\n".join([as_text(found, change), *texts]))
 
 
 def _shop(args: argparse.Namespace) -> "Workshop":
@@ -159,11 +196,12 @@ def _search(args: argparse.Namespace, model: str) -> None:
 
     _refuse(args, "plan search", "dp", "explain", "compare", "profile")
     gpus = tuple(args.gpu.split(",")) if args.gpu else ()
-    found = search(ask_of(args, model, gpus[0] if gpus else ""), gpus,
+    ask = ask_of(args, model, gpus[0] if gpus else "")
+    found = search(ask, gpus,
                    kvs=SEARCHED_CACHES if args.kv is None else (args.kv,),
                    weights=SEARCHED_WEIGHTS if args.weights is None else (args.weights,))
     if args.plot:
-        picture = pareto_svg(found, f"{model}: {args.prompt} prompt and {args.output} output tokens")
+        picture = pareto_svg(found, f"{model}: {ask.prompt} prompt and {ask.output} output tokens")
         if not picture:
             raise ConfigError(f"--plot {args.plot}: nothing to draw: {found.why}")
         Path(args.plot).write_text(picture, encoding="utf-8")

@@ -71,8 +71,23 @@ class Stage:
     last: bool
 
 
+def _parts(block: BlockSpec) -> Iterator[BlockSpec]:
+    """The block, and the block that it is made around, where there is one."""
+    yield block
+    for f in fields(block):  # type: ignore[arg-type]
+        inner = getattr(block, f.name)
+        if hasattr(inner, "params") and hasattr(inner, "cost"):
+            yield inner
+
+
 def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:
-    return (block for layer in dict.fromkeys(spec.layers) for _, block in layer.blocks)
+    return (part for layer in dict.fromkeys(spec.layers) for _, block in layer.blocks
+            for part in _parts(block))
+
+
+def _is_cut(block: BlockSpec) -> bool:
+    """False for a block that every device computes as a whole."""
+    return any(hasattr(part, name) for part in _parts(block) for name in _CUT)
 
 
 def _obstacle(spec: ModelSpec, tp: int) -> str:
@@ -124,6 +139,8 @@ def share_of_block(block: BlockSpec, layout: Layout) -> BlockSpec:
     sizes = {f.name for f in fields(block)}  # type: ignore[arg-type]
     cut: dict[str, Any] = {name: getattr(block, name) // layout.tp for name in _CUT if name in sizes}
     cut |= {name: max(getattr(block, name) // layout.tp, 1) for name in _CUT_TO_ONE if name in sizes}
+    cut |= {name: share_of_block(getattr(block, name), layout) for name in sizes
+            if getattr(block, name) in list(_parts(block))[1:]}
     if isinstance(block, MoeSpec):
         cut["intermediate_size"] = block.intermediate_size // layout.expert_cut
     return replace(block, **cut) if cut else block  # type: ignore[type-var]
@@ -173,11 +190,12 @@ def _stage(share: ModelSpec, layout: Layout, held: "_Held", at: int, begin: int)
         held_bytes += (1 + len(more)) * _layer_bytes(layer, held.of_layer(index), layout.ep)
     outside = dict(replace(share, layers=()).params())
     held_bytes += sum(held.weight_bytes(name, param) for name, param in outside.items()
-                      if (first if name == "embed.weight" else last))
+                      if (first if name.startswith(("embed.", "vision.")) else last))
     if share.tied_embeddings and last and not first:
         held_bytes += held.weight_bytes("embed.weight", outside["embed.weight"])
     blocks = [block for layer in share.layers for _, block in layer.blocks]
-    return Stage(spec=share, weights_bytes=held_bytes, first=first, last=last, num_mixing=len(blocks),
+    return Stage(spec=share, weights_bytes=held_bytes, first=first, last=last,
+                 num_mixing=sum(map(_is_cut, blocks)),
                  num_routed=sum(isinstance(block, MoeSpec) for block in blocks),
                  account=Account(lines=(*one[:first], *lines, *one[len(one) - last:])))
 

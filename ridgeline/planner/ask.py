@@ -80,19 +80,24 @@ class Pictures:
     encoder: str | None = None
     pooling: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, flag in (("images", "--images"), ("tiles", "--tiles"), ("pooling", "--pooling")):
+            value = getattr(self, name)
+            _need(value is None or value > 0, f"{flag} is {value}: it must be above 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """All that shapes a plan. None: decided by the plan, which says how.
 
-    gpus: devices in all. prompt, output: tokens a request (prompt without visual tokens). batch: sequences
-    decoded together over the whole deployment; rate: requests a second; concurrency: users who each have one
-    request in flight. weight_only: packed weights are unpacked before 16-bit products although the device
-    could multiply them. memory_bytes: of a device, instead of the marketed size. shared_prefix: tokens that
-    begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a kernel for
-    it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill and decode
-    devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour: of one
-    device.
+    gpus: devices in all. prompt, output: tokens a request (of the prompt, those that are text). batch:
+    sequences decoded together over the whole deployment; rate: requests a second; concurrency: users who each
+    have one request in flight. weight_only: packed weights are unpacked before 16-bit products although the
+    device could multiply them. memory_bytes: of a device, instead of the marketed size. shared_prefix: tokens
+    that begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a
+    kernel for it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill
+    and decode devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour:
+    of one device.
     """
 
     model: str
@@ -114,6 +119,7 @@ class Ask:
     workspace_bytes: int | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    pictures: Pictures | None = None
     shared_prefix: int = 0
     read_prefix_once: bool = False
     prefix_hit: float = 0.0

@@ -118,9 +118,9 @@ def remedy(base: Plan, shop: Workshop | None = None) -> str:
     changes += [Knob(name=f"batch {n}", ask=replace(base.ask, batch=n, concurrency=None)) for n in limits
                 if 0 < n < base.batch and base.ask.rate is None]
     room = base.max_context_at_batch_tokens
-    if room > base.ask.prompt:
-        changes.append(Knob(name=f"at most {room - base.ask.prompt} output tokens",
-                            ask=replace(base.ask, output=room - base.ask.prompt)))
+    if room > base.setup.ask.prompt:
+        output = room - base.setup.ask.prompt
+        changes.append(Knob(name=f"at most {output} output tokens", ask=replace(base.ask, output=output)))
     found = [effect for knob in changes if (effect := _effect(base, knob, shop)) and effect.feasible]
     if not found:
         return ""

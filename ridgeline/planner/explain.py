@@ -74,13 +74,19 @@ def _lines(plan: Plan) -> list[Term]:
 
 def _times(plan: Plan) -> list[Term]:
     floor, estimate, output = plan.steps.floor, plan.steps.estimate, plan.ask.output
-    band = plan.setup.deployment.efficiency.band
-    known = None if band == (0.0, 0.0) else band
-    source = plan.setup.deployment.efficiency.source("bandwidth")
+    eff = plan.setup.deployment.efficiency
+    known = None if eff.band == (0.0, 0.0) else eff.band
+    source = eff.source("bandwidth")
     above = (0.0, float("inf"))  # a floor is passed and never undercut
-    at = f"{plan.steps.rows} rows at a context of {mean_context(plan.ask)}"
+    at = f"{plan.steps.rows} rows at a context of {mean_context(plan.setup.ask)}"
+    seen = [] if plan.setup.sight is None else [
+        Term(key="encoder_s.estimate", value=estimate.encoder_s, unit="s", source=eff.source("encoder"),
+             formula="max(FLOPs / reached rate, weights / reached bandwidth)",
+             inputs=f"{plan.setup.sight.flops:.4g} FLOP of {plan.setup.sight.patches} patches"),
+        Term(key="preprocess_s.estimate", value=estimate.preprocess_s, unit="s", source=eff.source("tile_s"),
+             formula="tiles x time to cut one", inputs=f"{plan.setup.sight.tiles} x {eff.tile_s:g} s")]
     return [
-        Term(key="ttft_s.floor", value=floor.ttft_s, unit="s", source=SHEET, band=above,
+        *seen, Term(key="ttft_s.floor", value=floor.ttft_s, unit="s", source=SHEET, band=above,
              formula="sum of the prompt's lines",
              inputs=f"{plan.steps.prefill_rows.count} tokens behind {plan.steps.prefill_rows.start} cached"),
         Term(key="ttft_s.estimate", value=estimate.ttft_s, unit="s", source=source, band=known,
@@ -106,7 +112,7 @@ def _batches(plan: Plan) -> list[Term]:
              inputs=f"{setup.numerics.rates.packed:.4g} FLOP/s, {setup.device.bytes_per_s:.4g} B/s"),
         Term(key="b_cross", value=one.b_cross, unit="sequences", source=EXACT, band=exact,
              formula="rows whose cache is as many bytes as the weights of a step",
-             inputs=f"context {mean_context(plan.ask)}"),
+             inputs=f"context {mean_context(setup.ask)}"),
         Term(key="b_max", value=one.b_max, unit="sequences", source=EXACT, band=None,
              formula="(memory - weights - workspace - activations) / (pages + logits of a sequence)",
              inputs=f"{memory.capacity:.4g} B a device, {setup.lanes} groups of devices")]

@@ -18,17 +18,23 @@ def nominal_reading(setup: Setup, batch: int, context: int) -> Reading:
     s_w, s_c, n = setup.numerics.weight_bytes, KV_BYTES[ask.kv], setup.layout.replica_devices
     dp, each = setup.layout.dp, batch / setup.layout.dp
     weights, token = s_w * shape.num_params, closed.kv_bytes(shape, 1, s_c)
-    sequence = closed.kv_bytes(shape, setup.length, s_c)
     shards, room = closed.kv_shards(shape, n), setup.rooms[0]
+
+    length = ask.prompt + ask.output + (setup.sight.nominal_tokens - setup.sight.tokens if setup.sight else 0)
+    sequence = closed.kv_bytes(shape, length, s_c)
 
     def resident(sequence_bytes: float) -> int:
         each = max(sequence_bytes, 1) / shards
         return closed.max_sequences(room.capacity, weights / n, each, room.workspace)
 
-    prompt = ask.prompt - (ask.shared_prefix or int(ask.prefix_hit * ask.prompt))
+    prompt = length - ask.output - (ask.shared_prefix or int(ask.prefix_hit * ask.prompt))
+    together_s = closed.num_collectives(shape, setup.layout.tp) * eff.collective_s
     ttft = (closed.prefill_flops(shape, prompt) / (n * setup.numerics.rates.packed * eff.prefill)
-            + closed.num_collectives(shape, n) * eff.collective_s)
-    step = closed.step_seconds(shape, each, context, s_w, s_c, device.bytes_per_s, n, eff.collective_s)
+            + together_s)
+    if setup.sight:
+        ttft += (setup.sight.nominal_flops / (setup.numerics.rates.plain * eff.encoder)
+                 + setup.sight.tiles * eff.tile_s)
+    step = closed.step_seconds(shape, each, context, s_w, s_c, device.bytes_per_s, n) + together_s
     if ask.speculate:
         step /= closed.speculation_gain(ask.speculate.alpha, ask.speculate.gamma, ask.speculate.draft)
     cache = each * closed.kv_bytes(shape, context, s_c) / shards

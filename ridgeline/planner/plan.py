@@ -20,9 +20,10 @@ from ridgeline.spec.cache import Paged, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What an ask gives. exact: floors; estimate: floors over efficiencies; nominal: closed forms. feasible:
-    it fits and the estimate meets the targets; else `why` says what fails. goodput_batch: the largest batch
-    whose estimate meets them, None without targets or where none does."""
+    """What an ask gives; its prompt with visual tokens is setup.ask's. exact: floors; estimate: floors over
+    efficiencies; nominal: closed forms. feasible: it fits and the estimate meets the targets; else `why` says
+    what fails. goodput_batch: the largest batch whose estimate meets them, None without targets or where none
+    does."""
 
     ask: Ask
     setup: Setup
@@ -168,7 +169,7 @@ def plan(ask: Ask, shop: Workshop | None = None) -> Plan:
     why = why or misses(ask, steps.estimate.ttft_s, steps.estimate.mixed_s)
     return Plan(
         ask=ask, setup=setup, batch=batch, steps=steps, memory=memory, exact=exact, estimate=estimate,
-        nominal=nominal_reading(setup, batch, mean_context(ask)), goodput_batch=goodput_batch(setup),
+        nominal=nominal_reading(setup, batch, mean_context(setup.ask)), goodput_batch=goodput_batch(setup),
         sustained_tok_s=(batch / steps.floor.mixed_s, batch / steps.estimate.mixed_s),
         kv_reserved_bytes_per_sequence=reserved_cache_bytes(setup.rooms[0].layout, setup.length),
         max_context_at_batch_tokens=setup.max_tokens(steps.rows),

@@ -7,8 +7,11 @@ from typing import Any
 
 from ridgeline.base.units import GB, GIB
 from ridgeline.ledger.closed import in_flight
-from ridgeline.planner.plan import Plan
+from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.planner.plan import Plan, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
+from ridgeline.planner.room import KV_BYTES
+from ridgeline.planner.timing import tokens_per_step
 
 
 def both(num_bytes: float) -> str:
@@ -36,17 +39,42 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
         "sustained_tok_s": dict(zip(("floor", "estimate"), plan.sustained_tok_s, strict=True)),
         "little": little(plan), "slow_side": {"prefill_share": plan.prefill_share,
                                               "decode_share": 1 - plan.prefill_share},
-        "efficiency": efficiencies(plan), "choices": list(setup.choices), "notes": notes(plan)})
+        "vision": vision(plan), "efficiency": efficiencies(plan), "choices": list(setup.choices),
+        "notes": notes(plan)})
 
 
 def little(plan: Plan) -> dict[str, float]:
     """Little's law both ways, by the estimate with prompts in between: what a batch completes, and what a
-    rate keeps in flight."""
+    rate keeps in flight, its wait for other prompts included."""
     speed, output = plan.steps.estimate, plan.ask.output
-    stay_s = speed.ttft_s + (output - 1) * speed.mixed_s
     rate = plan.batch / (output * speed.mixed_s) if plan.ask.rate is None else plan.ask.rate
-    return {"rate_per_s": rate, "stay_s": stay_s, "in_flight": in_flight(rate, stay_s),
+    busy_s = speed.prefill_s + speed.encoder_s
+    wait_s = waiting_s(rate / plan.setup.lanes, busy_s)
+    stay_s = speed.ttft_s + wait_s + (output - 1) * speed.mixed_s
+    return {"rate_per_s": rate, "wait_s": wait_s, "ttft_loaded_s": speed.ttft_s + wait_s, "stay_s": stay_s,
+            "in_flight": in_flight(rate, stay_s),
             "completed_per_s_at_batch": plan.batch / (output * speed.mixed_s)}
+
+
+def waiting_s(rate: float, service_s: float) -> float:
+    """Mean wait for the prompts ahead: rho s / (2 (1 - rho)) of Poisson arrivals at one prefill server
+    (Pollaczek and Khinchine, constant service); no wait is known where it never catches up."""
+    load = rate * service_s
+    return load * service_s / (2 * (1 - load)) if load < 1 else float("inf")
+
+
+def vision(plan: Plan) -> dict[str, Any] | None:
+    """What the images of a request cost, None without them."""
+    sight, floor, estimate = plan.setup.sight, plan.steps.floor, plan.steps.estimate
+    if sight is None:
+        return None
+    return {"encoder": sight.encoder, "tiles": sight.tiles, "patch_tokens": sight.patches,
+            "visual_tokens": sight.tokens, "visual_tokens_nominal": sight.nominal_tokens,
+            "prompt_tokens": plan.setup.ask.prompt, "encoder_flops": sight.flops,
+            "encoder_weights_bytes": sight.weights_bytes, "preprocess_s": estimate.preprocess_s,
+            "encoder_s": {"floor": floor.encoder_s, "estimate": estimate.encoder_s},
+            "share_of_ttft": (estimate.preprocess_s + estimate.encoder_s) / estimate.ttft_s,
+            "ratio_to_text": sight.tokens / plan.ask.prompt}
 
 
 def efficiencies(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -70,6 +98,7 @@ def notes(plan: Plan) -> list[str]:
     if ask.overrides:
         fields = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
         found.append(f"prices an untrained shape ({fields}): measure quality")
+    found += _workload_notes(plan)
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "
                      f"{plan.exact.b_star:.0f}: rejected drafts cost time")
@@ -84,6 +113,25 @@ def notes(plan: Plan) -> list[str]:
         found.append("nobody measured the estimate's error here: calibrate, or expect real engines 20 to "
                      "50 % above the bandwidth floor")
     return found
+
+
+def _workload_notes(plan: Plan) -> Iterator[str]:
+    """What drafts, a shared prefix and prefill devices of their own do."""
+    ask, setup, rows = plan.ask, plan.setup, plan.steps.rows
+    if ask.speculate:
+        verified, ridge = rows * (ask.speculate.gamma + 1), plan.exact.b_star / setup.lanes
+        yield (f"{ask.speculate.gamma} drafts yield {tokens_per_step(ask):.3g} tokens a step; {rows} "
+               f"sequences verify {verified} rows, which are free up to B* = {ridge:.0f}")
+    if ask.shared_prefix:
+        saved = (rows - 1) * needed_cache_bytes(setup.spec, ask.shared_prefix, KV_BYTES[ask.kv])
+        how = "once" if ask.read_prefix_once else "by each sequence"
+        yield (f"the shared prefix is read {how}; once instead of by each is {both(saved)} less a step, "
+               "where a kernel can")
+    if ask.disaggregate:
+        speed = plan.steps.estimate
+        pool = pool_ratio(setup, rows, speed.tpot_s, speed.prefill_s)
+        yield (f"{pool:.3g} prefill devices keep one decode device busy, and are in the price; a prompt's "
+               f"cache takes {speed.transfer_s * 1e3:.3g} ms to send")
 
 
 def _finite(value: Any) -> Any:
@@ -105,8 +153,14 @@ def _head(plan: Plan) -> Iterator[str]:
     native = "" if setup.numerics.native else ", unpacked for 16-bit products"
     yield (f"{ask.model} on {setup.layout.num_devices} x {setup.device.name}, {setup.layout.text()}; weights "
            f"{setup.numerics.weights}{native}, cache {ask.kv}")
-    yield (f"{ask.prompt} prompt and {ask.output} output tokens, {plan.batch} sequences together; TPOT at a "
-           f"context of {plan.steps.decode_rows.start + 1}, TTFT of one prompt alone")
+    yield (f"{setup.ask.prompt} prompt and {ask.output} output tokens, {plan.batch} sequences together; "
+           f"TPOT at a context of {plan.steps.decode_rows.start + 1}, TTFT of one prompt alone")
+    if seen := vision(plan):
+        yield (f"of the prompt {seen['visual_tokens']} tokens are images ({seen['tiles']} tiles, "
+               f"{seen['patch_tokens']} patches, {seen['ratio_to_text']:.3g} times the text; by the area "
+               f"alone {seen['visual_tokens_nominal']:.4g})")
+        yield (f"of TTFT {seen['share_of_ttft']:.0%} is vision: {seen['preprocess_s'] * 1e3:.3g} ms to cut "
+               f"tiles on a processor, {seen['encoder_s']['estimate'] * 1e3:.3g} ms in the encoder")
     yield from setup.choices
     room = abs(plan.memory.spare)
     verdict = "fits" if plan.exact.fits else "does NOT fit"
@@ -172,6 +226,8 @@ def _flow(plan: Plan) -> Iterator[str]:
     yield (f"Little's law: {law['rate_per_s']:.4g} requests/s x {law['stay_s']:.4g} s keep "
            f"{law['in_flight']:.4g} in flight; {plan.batch} decoding together complete "
            f"{law['completed_per_s_at_batch']:.4g} requests/s")
+    yield (f"at that rate, coming at random, a prompt waits {law['wait_s'] * 1e3:.3g} ms for others on "
+           f"average: TTFT {law['ttft_loaded_s'] * 1e3:.4g} ms")
     slow = "prefill" if plan.prefill_share > 0.5 else "decode"
     yield (f"the slow side is {slow}: of a request's device time {plan.prefill_share:.0%} is prefill, "
            f"{1 - plan.prefill_share:.0%} decode")

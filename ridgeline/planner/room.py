@@ -113,11 +113,13 @@ def need_of(kv: str, stage: Stage, tokens: int, context: int) -> Need:
                 layout=plan_layout(stage.spec.cache(KV_BYTES[kv]), block_tokens=BLOCK_TOKENS))
 
 
-def room_of(ask: Ask, need: Need, capacity: int, eff: Efficiency) -> Room:
-    """The memory that an ask finds. A draft weighs what its cost says: that share of the weights; logits of
-    every prompt position are held where they are asked for."""
+def room_of(ask: Ask, need: Need, capacity: int, eff: Efficiency, added_bytes: float = 0.0) -> Room:
+    """The memory that an ask finds. added_bytes: of weights beside the model's: an encoder on the first
+    stage. A draft weighs what its cost says: that share of the weights; logits of every prompt position are
+    held where they are asked for."""
     stage, positions = need.stage, ask.prompt if ask.prompt_logprobs else 0
-    return Room(capacity=capacity, weights=stage.weights_bytes, row_bytes=need.row_bytes, stage=stage,
+    return Room(capacity=capacity, weights=stage.weights_bytes + added_bytes * stage.first, stage=stage,
+                row_bytes=need.row_bytes,
                 step_bytes=need.step_bytes + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
                 workspace=eff.workspace_bytes if ask.workspace_bytes is None else ask.workspace_bytes,
                 draft=ask.speculate.draft * stage.weights_bytes if ask.speculate else 0.0,

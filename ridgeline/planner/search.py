@@ -124,7 +124,8 @@ def search(ask: Ask, gpus: tuple[str, ...] = (), *, kvs: tuple[str, ...] = SEARC
                         setup = shop.setup(one)
                     except ConfigError:  # no link that is known joins so many of these devices
                         continue
-                    for option, why in _options(replace(setup, ask=replace(one, gpus=ask.gpus)), gpu, price):
+                    setup = replace(setup, ask=replace(setup.ask, gpus=ask.gpus))
+                    for option, why in _options(setup, gpu, price):
                         tried += 1
                         if why:
                             missed.append((option, why))

@@ -14,6 +14,7 @@ from ridgeline.ledger.layout import Layout, Stage, stages, tensor_sizes
 from ridgeline.models.catalog import Found, find
 from ridgeline.planner.ask import Ask
 from ridgeline.planner.room import KV_BYTES, Held, Need, Room, need_of, room_of, widest_step
+from ridgeline.planner.sight import Sight, look
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.hardware import HardwareSpec, hardware
 from ridgeline.spec.model import ModelSpec
@@ -35,7 +36,8 @@ class Numerics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """All that is settled before a batch is. shape: of the closed forms. rooms: the memory of one device of
+    """All that is settled before a batch is; ask.prompt has the visual tokens in. sight: of a request's
+    images. shape: of the closed forms. rooms: the memory of one device of
     each stage."""
 
     ask: Ask
@@ -44,6 +46,7 @@ class Setup:
     device: HardwareSpec
     layout: Layout
     numerics: Numerics
+    sight: Sight | None
     deployment: Deployment
     rooms: tuple[Room, ...]
     choices: tuple[str, ...]
@@ -100,6 +103,8 @@ class Workshop:
         """ConfigError, naming the flag and what works, where the ask cannot be met by any arithmetic."""
         found, device = self.model(ask), self.device(ask)
         spec = found.spec
+        sight = look(ask.pictures, spec) if ask.pictures else None
+        ask = replace(ask, prompt=ask.prompt + sight.tokens) if sight else ask
         layout, choices = choose_layout(ask, spec)
         name, formats, packed = formats_of(ask, found)
         numerics, why = choose_numerics(ask, spec, device, name, packed)
@@ -116,9 +121,11 @@ class Workshop:
         if needs not in self._needs:
             self._needs[needs] = tuple(need_of(ask.kv, stage, tokens, ask.prompt)
                                        for stage in self._stages[key])
-        rooms = tuple(room_of(ask, need, capacity, self._efficiency) for need in self._needs[needs])
+        added = sight.added_bytes if sight else 0.0
+        rooms = tuple(room_of(ask, need, capacity, self._efficiency, added) for need in self._needs[needs])
         return Setup(ask=ask, spec=spec, shape=self._shape(ask), device=device, layout=layout, rooms=rooms,
-                     numerics=numerics, deployment=self._deployments[full], choices=(*choices, *why))
+                     numerics=numerics, sight=sight, deployment=self._deployments[full],
+                     choices=(*choices, *why))
 
     def _shape(self, ask: Ask) -> Shape:
         key = (ask.model, str(ask.overrides))

@@ -29,6 +29,8 @@ class Speed:
     step_s: float
     prefill_s: float
     transfer_s: float
+    encoder_s: float
+    preprocess_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +81,22 @@ def timed(setup: Setup, rows: int) -> Steps:
         one = deployment.decode([replace(decoding, count=1, projected=1)])
         draft_floor, draft_estimate = (ask.speculate.steps * s for s in (one.floor_s, one.estimate_s))
     moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup)) if ask.disaggregate else 0.0
+    saw_floor, saw, cut_s = seeing_s(setup)
     floor_s, estimate_s = decode.floor_s + draft_floor, decode.estimate_s + draft_estimate
     mixed_floor, mixed_estimate = floor_s / tokens, estimate_s / tokens
     if not ask.disaggregate:
         arriving = replace(prompt, rows=rows * tokens / ask.output)
         together = (deployment.decode([decoding, arriving]).floor_s + draft_floor) / tokens
-        mixed_floor = min(together, mixed_floor + rows / ask.output * prefill.busiest("floor_s"))
-        mixed_estimate += rows / ask.output * prefill.busiest("estimate_s")
+        apart = prefill.busiest("floor_s") + saw_floor
+        mixed_floor = min(together + rows / ask.output * saw_floor, mixed_floor + rows / ask.output * apart)
+        mixed_estimate += rows / ask.output * (prefill.busiest("estimate_s") + saw)
     return Steps(
         rows=rows, decode_rows=decoding, prefill_rows=prompt, decode=decode, prefill=prefill,
-        floor=Speed(ttft_s=max(prefill.floor_s, moved_s), tpot_s=floor_s / tokens, mixed_s=mixed_floor,
+        floor=Speed(ttft_s=max(prefill.floor_s + saw_floor, moved_s), encoder_s=saw_floor, preprocess_s=0.0,
+                    tpot_s=floor_s / tokens, mixed_s=mixed_floor,
                     step_s=floor_s, prefill_s=prefill.floor_s, transfer_s=moved_s),
-        estimate=Speed(ttft_s=prefill.estimate_s + moved_s, tpot_s=estimate_s / tokens,
+        estimate=Speed(ttft_s=cut_s + saw + prefill.estimate_s + moved_s, encoder_s=saw, preprocess_s=cut_s,
+                       tpot_s=estimate_s / tokens,
                        mixed_s=mixed_estimate, step_s=estimate_s, prefill_s=prefill.estimate_s,
                        transfer_s=moved_s))
 
@@ -106,10 +112,21 @@ def estimates(setup: Setup, rows: Sequence[int]) -> tuple[float, NDArray[np.floa
         one_N = deployment.decode_estimates(replace(decoding, count=1, projected=1), rows)
         step_N = step_N + ask.speculate.steps * one_N
     tpot_N = step_N / tokens_per_step(ask)
+    _, saw, cut_s = seeing_s(setup)
+    ttft_s = cut_s + saw + prefill.estimate_s
     if ask.disaggregate:
-        moved_s = transfer_s(transferred_bytes(setup), transfer_rate(setup))
-        return prefill.estimate_s + moved_s, tpot_N, tpot_N
-    return prefill.estimate_s, tpot_N, tpot_N + np.asarray(rows) / ask.output * prefill.busiest("estimate_s")
+        return ttft_s + transfer_s(transferred_bytes(setup), transfer_rate(setup)), tpot_N, tpot_N
+    return ttft_s, tpot_N, tpot_N + np.asarray(rows) / ask.output * (prefill.busiest("estimate_s") + saw)
+
+
+def seeing_s(setup: Setup) -> tuple[float, float, float]:
+    """(encoder's floor, its estimate, a processor's time to cut the tiles) of a request's images, each image
+    on one device; the processor's is an estimate alone."""
+    sight, eff, rate = setup.sight, setup.deployment.efficiency, setup.numerics.rates.plain
+    if sight is None:
+        return 0.0, 0.0, 0.0
+    read_s, busy_s = sight.weights_bytes / setup.device.bytes_per_s, sight.flops / rate
+    return max(read_s, busy_s), max(read_s / eff.bandwidth, busy_s / eff.encoder), sight.tiles * eff.tile_s
 
 
 def transferred_bytes(setup: Setup) -> float:

@@ -6,9 +6,9 @@ import pytest
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
-from ridgeline.planner.ask import Ask, Speculate, parse_link, parse_seconds, parse_speculate
+from ridgeline.planner.ask import Ask, Pictures, Speculate, parse_link, parse_seconds, parse_speculate
 from ridgeline.planner.plan import Plan, plan
-from ridgeline.planner.report import as_json, as_text
+from ridgeline.planner.report import as_json, as_text, little, waiting_s
 from ridgeline.planner.setup import Workshop
 from ridgeline.spec.hardware import hardware
 
@@ -94,6 +94,25 @@ def test_what_each_knob_moves() -> None:
     assert planned(ASKS["prefix"]).exact.b_max > base.exact.b_max
 
 
+def test_images_become_tokens_encoder_time_and_cache() -> None:
+    """13 tiles of 27 x 27 pooled 2 x 2: 2,548 tokens as tilers count, 2,369 by the area; the encoder's 8.4e12
+    FLOP take 21 ms at 40 % of an H100's peak and 13 crops 15.6 ms of a processor."""
+    named = Pictures(images=1, tiles=13, encoder="so400m", pooling=4)
+    found = planned(replace(BASE, model="qwen2.5-7b", prompt=30, pictures=named))
+    seen = as_json(found)["vision"]
+    assert (seen["patch_tokens"], seen["visual_tokens"], seen["prompt_tokens"]) == (9477, 2548, 2578)
+    assert seen["encoder_s"]["estimate"] == pytest.approx(21e-3, rel=0.02)
+    assert seen["preprocess_s"] == pytest.approx(15.6e-3)
+    text = planned(replace(BASE, model="qwen2.5-7b", prompt=2578))
+    assert found.estimate.ttft_s == pytest.approx(text.estimate.ttft_s + seen["preprocess_s"]
+                                                  + seen["encoder_s"]["estimate"])
+    assert found.exact.kv_bytes_per_sequence == text.exact.kv_bytes_per_sequence
+    assert found.memory.weights - text.memory.weights == 800e6
+    own = planned(replace(BASE, model="molmo-7b-d", prompt=30, pictures=Pictures(images=2)))
+    assert as_json(own)["vision"]["encoder"] == "the model's own" and "images (" in as_text(own)
+    assert own.setup.ask.prompt == 30 + as_json(own)["vision"]["visual_tokens"]
+
+
 def test_a_rate_keeps_its_batch_in_flight() -> None:
     """Little's law both ways: the batch that a rate needs completes at least that rate, one lane fewer does
     not; a rate beyond the memory is infeasible by name."""
@@ -103,6 +122,19 @@ def test_a_rate_keeps_its_batch_in_flight() -> None:
     assert fewer.batch / (256 * fewer.steps.estimate.mixed_s) < 3.0
     over = planned(replace(BASE, batch=None, rate=1000.0))
     assert not over.feasible and "1000 requests/s are more than it completes" in over.why
+
+
+def test_a_loaded_prompt_waits_and_in_flight_is_rate_times_stay() -> None:
+    """Pollaczek and Khinchine with constant service: half of rho s / (1 - rho); no end past the capacity."""
+    assert waiting_s(2.0, 0.25) == pytest.approx(0.125) and waiting_s(4.0, 0.25) == float("inf")
+    law = little(planned(ASKS["rate"]))
+    assert law["in_flight"] == pytest.approx(3.0 * law["stay_s"]) and law["wait_s"] > 0
+    assert law["ttft_loaded_s"] > planned(ASKS["rate"]).estimate.ttft_s
+
+
+def test_what_drafts_prefixes_and_pools_do_is_said() -> None:
+    for name, says in (("speculation", "3.36 tokens a step"), ("prefix", "read once"), ("apart", "to send")):
+        assert any(says in note for note in as_json(planned(ASKS[name]))["notes"]), name
 
 
 def test_targets_decide_what_is_feasible_and_the_best_batch_for_goodput() -> None:
@@ -150,7 +182,9 @@ def test_the_allocator_holds_as_many_sequences_as_the_plan_promises(name: str) -
     ({"weight_only": True}, "--weight-only needs --weights"), ({"tp": 3}, "sizes that work"),
     ({"gpus": 3, "tp": 2}, "--gpus 3 and TP 2"), ({"gpu": "h101"}, "did you mean 'h100'"),
     ({"model": "llama-3-8"}, "llama-3-8b"), ({"gpu": "l4", "tp": 16}, "network link"),
-    ({"tpot_s": -1.0}, "--tpot is -1"),
+    ({"tpot_s": -1.0}, "--tpot is -1"), ({"pictures": Pictures(images=1)}, "--images needs --vision-encoder"),
+    ({"pictures": Pictures(images=1, encoder="so400m")}, "--tiles is missing"),
+    ({"pictures": Pictures(images=1, encoder="so401m", tiles=1)}, "did you mean 'so400m'"),
 ])
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
