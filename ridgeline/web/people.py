@@ -9,7 +9,7 @@ _DECIMAL = (("TB", TB), ("GB", GB), ("MB", MB), ("kB", KB), ("B", 1))
 _BINARY = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _PREFIXES = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_PREFIXED = ("FLOP", "FLOP/s", "FLOPs")
+_PREFIXED = ("FLOP", "FLOP/s", "B/s")
 
 
 def texts(value: Value, unit: str) -> tuple[str, str]:
@@ -31,7 +31,8 @@ def texts(value: Value, unit: str) -> tuple[str, str]:
         return f"{figures(value / size[1])} {size[0]}{unit}", ""
     if unit == "USD":
         return f"${value:,.2f}" if abs(value) >= 0.1 else f"${figures(value)}", ""
-    return f"{figures(value)}{'' if unit == '%' else ' '}{unit}".rstrip(), ""
+    count = int(value) if value == int(value) else value
+    return f"{figures(count)}{'' if unit == '%' else ' '}{unit}".rstrip(), ""
 
 
 def figures(value: float) -> str:

@@ -13,10 +13,14 @@ def control_data(control: Control, value: Value) -> dict[str, Any]:
     """A control and what it stands at. stops: the places of a logarithmic slider, which moves by index."""
     return {
         "key": control.key, "label": control.label, "kind": control.kind, "unit": control.unit,
-        "default": control.default, "value": value, "low": control.low, "high": control.high,
+        "default": _short(control.default), "value": _short(value), "low": control.low, "high": control.high,
         "step": control.step, "choices": list(control.choices), "help": control.help,
         "stops": _stops(control) if control.log else [],
     }  # fmt: skip
+
+
+def _short(value: Value) -> Value:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def lab_data(lab: Lab, state: Mapping[str, Value]) -> dict[str, Any]:

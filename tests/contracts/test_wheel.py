@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = (".py", ".toml", ".c", ".h", ".typed", ".html", ".css", ".js", ".svg")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = {str(p.relative_to(ROOT)) for p in (ROOT / "ridgeline").rglob("*")
-               if p.suffix in (".py", ".toml", ".c", ".h", ".typed", ".html", ".css", ".js", ".svg") and "__pycache__" not in p.parts}
+               if p.suffix in SUFFIXES and "__pycache__" not in p.parts}
     assert tracked <= names
     assert all(n.startswith(("ridgeline/", "ridgeline-")) for n in names)
 

@@ -68,7 +68,8 @@ class Look:
         """The table of numbers: value by key and label."""
         rows = self.page.eval_on_selector_all(
             "#numbers tbody tr",
-            "rows => rows.map(r => [r.dataset.key + ': ' + r.cells[0].innerText, r.cells[1].innerText])")
+            "rows => rows.map(r => [r.dataset.key + ': ' + r.cells[0].innerText, r.cells[1].innerText])",
+        )
         return dict(rows)
 
     def api(self) -> Any:

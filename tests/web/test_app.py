@@ -1,5 +1,6 @@
-"""Protects the labs over HTTP: every lab answers, mistakes name their control, and no page reaches elsewhere."""
+"""Protects the labs over HTTP: every lab answers, mistakes name their control, no page reaches elsewhere."""
 
+import html
 import json
 import re
 from collections.abc import Mapping
@@ -46,14 +47,17 @@ def test_every_lab_answers(lab: Lab) -> None:
     """Its page, and its result at the defaults: every number has a key, a label and a text."""
     client = TestClient(labs_app(OURS))
     page = client.get(f"/labs/{lab.key}")
-    assert page.status_code == 200 and lab.title in page.text
+    assert page.status_code == 200 and lab.title in html.unescape(page.text)
     assert all(f'data-key="{control.key}"' in page.text for control in lab.controls)
     got = asked(client, lab)
     assert got["values"] and got["numbers"] and set(got["state"]) == {control.key for control in lab.controls}
     assert all(one["key"] and one["label"] and one["text"] for one in got["numbers"])
     assert got["num_steps"] == 0 or any(control.key == "step" for control in lab.controls)
     for chart in got["charts"]:
-        assert all(len(one["x"]) == len(one["y"]) and len(one["upper"]) in (0, len(one["y"])) for one in chart["series"])
+        assert all(
+            len(one["x"]) == len(one["y"]) and len(one["upper"]) in (0, len(one["y"]))
+            for one in chart["series"]
+        )
 
 
 def test_a_result_has_every_number_in_its_unit(client: TestClient) -> None:
@@ -68,7 +72,9 @@ def test_a_result_has_every_number_in_its_unit(client: TestClient) -> None:
     assert got["state"] == {"gpu": "h100", "context": 8192, "users": 8, "weights": "bf16", "fp8": False}
 
 
-@pytest.mark.parametrize("query", [{"gpu": "h200"}, {"context": 16384}, {"users": 9}, {"weights": "int4"}, {"fp8": 1}])
+@pytest.mark.parametrize(
+    "query", [{"gpu": "h200"}, {"context": 16384}, {"users": 9}, {"weights": "int4"}, {"fp8": 1}]
+)
 def test_each_control_changes_what_is_computed(client: TestClient, query: dict[str, Any]) -> None:
     plain, changed = asked(client, CACHE), asked(client, CACHE, query)
     assert plain["state"] != changed["state"]
@@ -101,7 +107,9 @@ def test_the_list_names_every_control(client: TestClient) -> None:
     ("weights=bf16%00", "weights", "one of"),
     ("gpu=" + "x" * 5000, "gpu", "one of h100"),
 ])  # fmt: skip
-def test_a_mistake_is_400_and_names_its_control(client: TestClient, query: str, param: str, says: str) -> None:
+def test_a_mistake_is_400_and_names_its_control(
+    client: TestClient, query: str, param: str, says: str
+) -> None:
     answer = client.get(f"/labs/api/{CACHE.key}?{query}")
     error = strict(answer.text)["error"]
     assert answer.status_code == 400 and error["param"] == param and says in error["message"]
@@ -143,8 +151,12 @@ def test_every_control_has_a_name_for_those_who_listen(client: TestClient) -> No
     page = client.get(f"/labs/{CACHE.key}").text
     for inputs in re.findall(r"<(?:input|select)[^>]*>", page):
         labelled = re.search(r'id="([\w-]+)"', inputs)
-        assert "aria-label" in inputs or "checkbox" in inputs or "radio" in inputs or (
-            labelled and (f'for="{labelled[1]}"' in page or labelled[1] == "jump")), inputs
+        assert (
+            "aria-label" in inputs
+            or "checkbox" in inputs
+            or "radio" in inputs
+            or (labelled and (f'for="{labelled[1]}"' in page or labelled[1] == "jump"))
+        ), inputs
     assert 'aria-live="polite"' in page and "<noscript>" in page and 'lang="en"' in page
     assert page.count('role="switch"') == 1 and 'id="stepper"' not in page
     assert 'id="stepper"' in client.get(f"/labs/{CHAIN.key}").text
@@ -175,19 +187,21 @@ def test_pages_forbid_what_they_do_not_need(client: TestClient) -> None:
 
 def test_every_file_that_a_page_names_is_served(client: TestClient) -> None:
     page = client.get(f"/labs/{CACHE.key}").text
-    named = set(re.findall(r'"(/labs/static/[^"]+)"', page)) | {f"/labs/static/{path.name}" for path in STATIC.iterdir()}
+    named = set(re.findall(r'"(/labs/static/[^"]+)"', page)) | {
+        f"/labs/static/{path.name}" for path in STATIC.iterdir()
+    }
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
     for path in named:
         answer = client.get(path)
         assert answer.status_code == 200 and answer.content, path
-        assert answer.headers["content-type"].startswith(kinds[path[path.rindex("."):]]), path
+        assert answer.headers["content-type"].startswith(kinds[path[path.rindex(".") :]]), path
     (plotly,) = (path for path in named if "plotly" in path)
     assert "immutable" in client.get(plotly).headers["cache-control"]
 
 
 @pytest.mark.parametrize("name", [
-    "../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "....//app.py", "/etc/passwd", "%2fetc%2fpasswd",
-    "..\\app.py", "labs.js/../../app.py", "labs.js%00", "none.js", "", ".",
+    "../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "....//app.py", "/etc/passwd",
+    "%2fetc%2fpasswd", "..\\app.py", "labs.js/../../app.py", "labs.js%00", "none.js", "", ".",
 ])  # fmt: skip
 def test_no_path_leads_out_of_the_files(client: TestClient, name: str) -> None:
     answer = client.get(f"/labs/static/{name}")

@@ -38,7 +38,14 @@ def _others(control: Control) -> list[str]:
     if control.kind == "choice":
         return [choice for choice in control.choices[::-1] if choice != control.default]
     low, high, at = control.low or 0, control.high or 0, float(control.default)
-    near = [at + (control.step or (high - low) / 8), at - (control.step or (high - low) / 8), (at + high) / 2, at / 2, high, low]
+    near = [
+        at + (control.step or (high - low) / 8),
+        at - (control.step or (high - low) / 8),
+        (at + high) / 2,
+        at / 2,
+        high,
+        low,
+    ]
     whole = isinstance(control.default, int)
     return [f"{int(value) if whole else value}" for value in near if low <= value <= high and value != at]
 
@@ -50,7 +57,9 @@ def _set(seen: Look, control: Control, value: str) -> None:
     elif control.kind == "number" and control.key != "step":
         seen.page.fill(f"{field} input[type=number]", value)
     elif control.key == "step":
-        seen.page.locator(f"{field} input").evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})) }", value)
+        seen.page.locator(f"{field} input").evaluate(
+            "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})) }", value
+        )
     elif seen.page.locator(f"{field} select").count():
         seen.page.select_option(f"{field} select", value)
     else:
@@ -63,7 +72,9 @@ def _content(data: Any) -> Any:
 
 
 @EACH
-def test_each_control_changes_what_the_ledger_gives_and_the_page_shows_it(page: Any, base: str, lab: Lab) -> None:
+def test_each_control_changes_what_the_ledger_gives_and_the_page_shows_it(
+    page: Any, base: str, lab: Lab
+) -> None:
     for control in lab.controls:
         with look(page, base) as seen:
             seen.open(f"/labs/{lab.key}")
@@ -74,7 +85,8 @@ def test_each_control_changes_what_the_ledger_gives_and_the_page_shows_it(page: 
                     continue  # this value alone is refused beside the others' defaults
                 changed = seen.api()
                 assert list(seen.values().values()) == [
-                    one["text"] + ("\n" + one["also"] if one["also"] else "") for one in changed["numbers"]]
+                    one["text"] + ("\n" + one["also"] if one["also"] else "") for one in changed["numbers"]
+                ]
                 if _content(changed) != _content(plain):
                     break
             else:
@@ -132,7 +144,9 @@ def test_the_theme_can_be_chosen_and_is_kept(page: Any, base: str) -> None:
 
 
 @EACH
-def test_charts_leave_as_png_and_csv_and_show_their_data(page: Any, base: str, lab: Lab, tmp_path: Path) -> None:
+def test_charts_leave_as_png_and_csv_and_show_their_data(
+    page: Any, base: str, lab: Lab, tmp_path: Path
+) -> None:
     with look(page, base) as seen:
         seen.open(f"/labs/{lab.key}")
         charts = seen.api()["charts"]
@@ -145,7 +159,9 @@ def test_charts_leave_as_png_and_csv_and_show_their_data(page: Any, base: str, l
                     figure.get_by_role("button", name=kind).click()
                 caught.value.save_as(tmp_path / kind)
                 assert caught.value.suggested_filename == f"{lab.key}-{chart['key']}.{kind.lower()}"
-            assert (tmp_path / "PNG").read_bytes().startswith(b"\x89PNG") and (tmp_path / "PNG").stat().st_size > 5000
+            assert (tmp_path / "PNG").read_bytes().startswith(b"\x89PNG") and (
+                tmp_path / "PNG"
+            ).stat().st_size > 5000
             assert len((tmp_path / "CSV").read_text().splitlines()) == 1 + num_rows
             figure.locator("summary").click()
             assert figure.locator("tbody tr").count() == num_rows
@@ -159,12 +175,17 @@ def test_a_mistake_is_shown_beside_its_control_and_goes_with_it(page: Any, base:
             seen.page.click("#reset")
             seen.page.fill(f"#c-{key}", wrong)
             seen.settled()
-            assert seen.page.is_visible(f"#error-{key}") and key in (seen.page.text_content(f"#error-{key}") or "")
+            assert seen.page.is_visible(f"#error-{key}") and key in (
+                seen.page.text_content(f"#error-{key}") or ""
+            )
             assert seen.page.get_attribute(f"#c-{key}", "aria-invalid") == "true" and seen.values()
         seen.page.fill("#c-users", "9")
         seen.page.fill("#c-context", "4096")
         seen.settled()
-        assert not seen.page.locator(".error:visible").count() and not seen.page.locator("[aria-invalid]").count()
+        assert (
+            not seen.page.locator(".error:visible").count()
+            and not seen.page.locator("[aria-invalid]").count()
+        )
         seen.complaints[:] = [text for text in seen.complaints if "status of 400" not in text]
 
 
@@ -232,10 +253,23 @@ def test_everything_is_reached_by_the_keyboard(page: Any, base: str) -> None:
         visited = set()
         for _ in range(60):
             seen.page.keyboard.press("Tab")
-            visited.add(seen.page.evaluate("document.activeElement.name || document.activeElement.id || document.activeElement.textContent.trim()"))
+            visited.add(
+                seen.page.evaluate(
+                    "(({name, id, textContent}) => name || id || textContent.trim())(document.activeElement)"
+                )
+            )
             if seen.page.evaluate("document.activeElement === document.body"):
                 break
-        assert {control.key for control in CACHE.controls} | {"theme", "jump", "reset", "copy", "json", "PNG", "CSV", "Data table"} <= visited
+        assert {control.key for control in CACHE.controls} | {
+            "theme",
+            "jump",
+            "reset",
+            "copy",
+            "json",
+            "PNG",
+            "CSV",
+            "Data table",
+        } <= visited
 
 
 def test_the_index_leads_to_a_page_on_a_phone(page: Any, base: str) -> None:

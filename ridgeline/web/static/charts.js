@@ -63,21 +63,26 @@ function name(one, place) {
   return make("li", {}, make("i", { class: `mark ${one.kind} d${dashOf(place)}`, style: `color:var(${toneOf(place)})` }), one.name);
 }
 
+/** Bars with long names lie flat, so that the names can be read. */
+const flat = (chart) => chart.series.some((one) => one.kind === "bar" && one.x.some((x) => String(x).length > 14));
+
 function traces(chart) {
+  const lies = flat(chart), unit = unitOf(chart.y_label);
+  const format = `%{${lies ? "x" : "y"}:.4~${unit ? "s" : "g"}}${suffix(chart.y_label)}`;
   return chart.series.flatMap((one, place) => {
     const tone = colour(toneOf(place));
-    const base = { name: one.name, x: one.x, y: one.y, hovertemplate: prefixed(chart.y_label) ? `%{y:.4~s}${prefixed(chart.y_label)}` : "%{y:.4~g}", legendgroup: one.name };
+    const base = { name: one.name, x: one.x, y: one.y, hovertemplate: format, legendgroup: one.name };
     const line = { color: tone, width: 2, dash: DASHES[dashOf(place)] };
     if (one.kind === "bar") {
-      return [{ ...base, type: "bar", marker: { color: tone, line: { color: colour("--panel"), width: 1 } } }];
+      const way = lies ? { orientation: "h", x: one.y, y: one.x } : {};
+      return [{ ...base, ...way, type: "bar", marker: { color: tone, line: { color: colour("--panel"), width: 1 } } }];
     }
     if (one.kind === "points") {
       return [{ ...base, mode: "markers", marker: { color: tone, size: 9, symbol: SYMBOLS[place % SYMBOLS.length] } }];
     }
     if (one.kind === "band") {
-      const edge = { ...base, mode: "lines", line: { ...line, width: 0 } };
-      return [{ ...edge, showlegend: false, hoverinfo: "skip", hovertemplate: undefined },
-        { ...edge, y: one.upper, fill: "tonexty", fillcolor: faint(tone), hoverinfo: "skip", hovertemplate: undefined }];
+      const edge = { ...base, mode: "lines", line: { ...line, width: 0 }, hoverinfo: "skip", hovertemplate: undefined };
+      return [{ ...edge, showlegend: false }, { ...edge, y: one.upper, fill: "tonexty", fillcolor: faint(tone) }];
     }
     return [{ ...base, mode: "lines", line: one.kind === "step" ? { ...line, shape: "hv" } : line }];
   });
@@ -85,29 +90,32 @@ function traces(chart) {
 
 function layout(chart) {
   const ink = colour("--ink"), soft = colour("--soft"), rule = colour("--rule");
-  const axis = (label, log, values) => ({
-    title: { text: label === prefixed(label) ? "" : label, font: { size: 12, color: soft }, standoff: 8 }, type: log ? "log" : undefined, color: soft,
-    gridcolor: rule, linecolor: rule, zerolinecolor: rule, fixedrange: true, automargin: true, exponentformat: "SI",
-    tickfont: { size: 11 }, nticks: 8, ...(log ? decades(values) : {}), ...(prefixed(label) ? { tickformat: "~s", ticksuffix: prefixed(label) } : {}),
-  });
   const of = (name) => chart.series.flatMap((one) => [...one[name], ...(name === "y" ? one.upper : [])]);
-  const words = chart.series.some((one) => typeof one.x[0] === "string");
-  const bars = chart.series.some((one) => one.kind === "bar");
+  const axis = (label, log, values, more) => ({
+    title: { text: !log && label === unitOf(label) ? "" : label, font: { size: 12, color: soft }, standoff: 8 },
+    color: soft, gridcolor: rule, linecolor: rule, zerolinecolor: rule, fixedrange: true, automargin: true,
+    exponentformat: "SI", tickfont: { size: 11 }, nticks: 8, type: log ? "log" : undefined,
+    ...(log ? decades(values) : suffixed(label)), ...more,
+  });
+  const words = typeof chart.series[0]?.x[0] === "string", bars = chart.series.some((one) => one.kind === "bar");
+  const across = axis(chart.x_label, chart.log_x && !words, of("x"), words ? { type: "category", showgrid: false } : {});
+  const up = axis(chart.y_label, chart.log_y, of("y"), chart.log_y ? {} : { rangemode: "tozero" });
+  const lies = flat(chart);
   return {
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-    paper_bgcolor: colour("--panel"), plot_bgcolor: colour("--panel"),
+    paper_bgcolor: colour("--panel"), plot_bgcolor: colour("--panel"), showlegend: false,
     margin: { l: 48, r: 12, t: 10, b: 40 }, dragmode: false, hovermode: words ? "closest" : "x unified",
     hoverlabel: { bgcolor: colour("--raised"), bordercolor: rule, font: { color: ink } },
-    barmode: chart.stacked ? "stack" : "group", bargap: 0.35,
-    showlegend: false,
-    xaxis: { ...axis(chart.x_label, chart.log_x && !words, of("x")), type: words ? "category" : chart.log_x ? "log" : undefined },
-    yaxis: { ...axis(chart.y_label, chart.log_y, of("y")), rangemode: bars || !chart.log_y ? "tozero" : undefined },
-    ...marks(chart, soft),
+    barmode: chart.stacked ? "stack" : "group", bargap: bars ? Math.max(0.35, 1 - 0.2 * new Set(of("x")).size) : undefined,
+    xaxis: lies ? up : across, yaxis: lies ? { ...across, title: { text: "" }, autorange: "reversed" } : up,
+    ...(lies ? {} : marks(chart, soft)),
   };
 }
 
 /** The unit of a label that takes prefixes (5 ms for 0.005 s), or "". */
-const prefixed = (label) => label.match(/(?:^|, )(s|FLOP|FLOP\/s|B|B\/s)$/)?.[1] ?? "";
+const unitOf = (label) => label.match(/(?:^|, )(s|FLOP|FLOP\/s|bytes|B|B\/s)$/)?.[1] ?? "";
+const suffix = (label) => unitOf(label).replace("bytes", "B");
+const suffixed = (label) => (unitOf(label) ? { tickformat: "~s", ticksuffix: suffix(label) } : {});
 
 /** Ticks of a log axis: every 1, 2 and 5 while it spans few decades, else every 1. */
 function decades(values) {

@@ -116,9 +116,10 @@ function showError(error) {
 // ---- showing
 
 function show(data) {
-  const heads = data.numbers.filter((one) => one.reading !== "exact").slice(0, MOST_HEADS);
+  const twice = data.numbers.some((one) => one.reading === "nominal");
+  const heads = data.numbers.filter((one) => !(twice && one.reading === "exact")).slice(0, MOST_HEADS);
   id("heads").replaceChildren(...heads.map((one) => make("li", {},
-    make("span", { class: "label" }, one.label), make("b", {}, ...parted(one.text)), make("small", {}, one.also || "\u00a0"))));
+    make("span", { class: "label" }, one.label), make("b", typeof one.value === "string" ? { class: "word" } : {}, ...parted(one.text)), make("small", {}, one.also))));
   id("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
   id("bars").replaceChildren(...data.bars.map(bar));
   id("numbers").tBodies[0].replaceChildren(...data.numbers.map(row));
@@ -135,10 +136,12 @@ function parted(text) {
 
 const tag = (one) => (one.reading ? [" ", make("i", { class: "tag" }, one.reading)] : []);
 
+const typeset = (formula) => formula.replaceAll(" * ", " · ").replace(/\^2\b/g, "²").replaceAll("<=", "≤").replaceAll(" - ", " − ");
+
 function row(one) {
   const how = make("td", { class: "how" });
-  if (one.formula) how.append(make("code", {}, one.formula));
-  if (one.inputs) how.append(make("code", { class: "inputs" }, `= ${one.inputs}`));
+  if (one.formula) how.append(make("code", {}, typeset(one.formula)));
+  if (one.inputs) how.append(make("code", { class: "inputs" }, typeset(one.inputs)));
   return make("tr", { "data-key": one.key }, make("th", { scope: "row" }, one.label, ...tag(one)),
     make("td", { class: "value" }, one.text, make("small", {}, one.also)), how);
 }
