@@ -20,7 +20,9 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.web.app import labs_app
 
     with bound(args.host, args.port) as listener:
+        app = labs_app(LABS)
+        listener.listen()
         print(f"labs on {url(args.host, listener)}/labs", flush=True)
-        options = uvicorn.Config(labs_app(LABS), lifespan="off", log_level="warning", server_header=False)
+        options = uvicorn.Config(app, lifespan="off", log_level="warning", server_header=False)
         uvicorn.Server(options).run(sockets=[listener])
     return 0

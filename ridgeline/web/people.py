@@ -31,8 +31,8 @@ def texts(value: Value, unit: str) -> tuple[str, str]:
         return f"{figures(value / size[1])} {size[0]}{unit}", ""
     if unit == "USD":
         return f"${value:,.2f}" if abs(value) >= 0.1 else f"${figures(value)}", ""
-    count = int(value) if value == int(value) else value
-    return f"{figures(count)}{'' if unit == '%' else ' '}{unit}".rstrip(), ""
+    whole = unit.isalpha() and value == int(value)  # so many tokens, sequences
+    return f"{figures(int(value) if whole else value)}{'' if unit == '%' else ' '}{unit}".rstrip(), ""
 
 
 def figures(value: float) -> str:

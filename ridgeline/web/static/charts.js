@@ -2,6 +2,7 @@
 import { make } from "./make.js";
 
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const HATCHES = ["", "", "", "/", "x", "-", ".", "+"]; // so that colour alone tells no bar apart
 const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "cross", "x"];
 const drawn = new Map(); // figure element -> its chart, to draw again in other colours
 
@@ -60,7 +61,7 @@ const dashOf = (place) => Math.floor(place / 2) % DASHES.length;
 
 /** A series' name with a stroke that looks as its curve does; the picture for export has the library's own. */
 function name(one, place) {
-  return make("li", {}, make("i", { class: `mark ${one.kind} d${dashOf(place)}`, style: `color:var(${toneOf(place)})` }), one.name);
+  return make("li", {}, make("i", { class: `mark ${one.kind} d${dashOf(place)}${one.kind === "bar" && HATCHES[place % 8] ? " hatched" : ""}`, style: `color:var(${toneOf(place)})` }), one.name);
 }
 
 /** Bars with long names lie flat, so that the names can be read. */
@@ -75,7 +76,8 @@ function traces(chart) {
     const line = { color: tone, width: 2, dash: DASHES[dashOf(place)] };
     if (one.kind === "bar") {
       const way = lies ? { orientation: "h", x: one.y, y: one.x } : {};
-      return [{ ...base, ...way, type: "bar", marker: { color: tone, line: { color: colour("--panel"), width: 1 } } }];
+      const pattern = { shape: HATCHES[place % HATCHES.length], size: 6, solidity: 0.35, fgcolor: colour("--panel") };
+      return [{ ...base, ...way, type: "bar", marker: { color: tone, pattern, line: { color: colour("--panel"), width: 1 } } }];
     }
     if (one.kind === "points") {
       return [{ ...base, mode: "markers", marker: { color: tone, size: 9, symbol: SYMBOLS[place % SYMBOLS.length] } }];
@@ -132,7 +134,7 @@ function marks(chart, tone) {
   const shapes = [], annotations = [];
   const place = (value, log) => (log ? Math.log10(value) : value); // where a log axis counts in decades
   const text = (label, more) => annotations.push({
-    text: label, showarrow: false, font: { size: 11, color: tone }, bgcolor: colour("--panel") + "b0", borderpad: 1, ...more });
+    text: label, showarrow: false, font: { size: 11, color: tone }, ...more });
   const line = { color: tone, width: 1, dash: "dot" };
   chart.marks.forEach((mark, number) => {
     const hasX = mark.x !== null, hasY = mark.y !== null;
