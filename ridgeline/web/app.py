@@ -4,9 +4,11 @@ Knows no lab by name. A page's script asks /labs/api; nothing is fetched from an
 """
 
 import difflib
+import gzip
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -115,12 +117,21 @@ class _Site:
         return _json(result_data(lab, state, result))
 
     def file(self, request: Request) -> Response:
-        """A file of the pages. The plot library has its version in its name and may be kept for good."""
+        """A file of the pages. For good: the icon, and the library, whose name has its version."""
         name = request.path_params["name"]
         if name not in self._files:
             return _refusal(f"there is no file {name:.80} here", None, 404)
-        keep = "public, max-age=31536000, immutable" if name == self._plotly else "no-cache"
-        return FileResponse(self._files[name], headers={**_HEADERS, "cache-control": keep})
+        keep = "public, max-age=31536000, immutable" if name in (self._plotly, "ridge.svg") else "no-cache"
+        headers = {**_HEADERS, "cache-control": keep, "vary": "accept-encoding"}
+        if name == self._plotly and "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            return Response(self._packed_library, headers=headers, media_type="text/javascript")
+        return FileResponse(self._files[name], headers=headers)
+
+    @cached_property
+    def _packed_library(self) -> bytes:
+        """A third of its 4.8 MB, for a phone on the same network."""
+        return gzip.compress(self._files[self._plotly].read_bytes(), 6)
 
     def _unknown(self, request: Request) -> str:
         key = request.path_params["key"]

@@ -196,7 +196,10 @@ def test_every_file_that_a_page_names_is_served(client: TestClient) -> None:
         assert answer.status_code == 200 and answer.content, path
         assert answer.headers["content-type"].startswith(kinds[path[path.rindex(".") :]]), path
     (plotly,) = (path for path in named if "plotly" in path)
-    assert "immutable" in client.get(plotly).headers["cache-control"]
+    packed, plain = client.get(plotly), client.get(plotly, headers={"accept-encoding": "identity"})
+    assert "immutable" in packed.headers["cache-control"] and packed.content == plain.content
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert int(packed.headers["content-length"]) < len(plain.content) / 2
 
 
 @pytest.mark.parametrize("name", [
