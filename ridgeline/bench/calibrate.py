@@ -30,19 +30,20 @@ from ridgeline.ledger.sums import Rows
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """What a kind of device is measured with. models: (name, load format). rows: of decode steps. contexts:
-    behind each row, the second at most so long that `tokens` are in the cache. chunks: prompts of one
-    step."""
+    behind each row, the second at most so long that `tokens` are in the cache. chunks: prompts of one step.
+    cache_bytes: of each engine, None for its own choice."""
 
     models: Sequence[tuple[str | None, str]]
     rows: Sequence[int]
     contexts: tuple[int, int]
     tokens: int
     chunks: Sequence[int]
+    cache_bytes: int | None = None
 
 
 # One large model and one small one: bytes and launches weigh differently in their steps.
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
-             contexts=(512, 6144), tokens=200_000, chunks=(512, 2048))
+             contexts=(512, 6144), tokens=200_000, chunks=(512, 2048), cache_bytes=40_000_000_000)
 CPU = Course(models=((None, "auto"),), rows=(1, 4, 8, 16), contexts=(48, 400), tokens=3200,
              chunks=(96, 384))
 
@@ -86,7 +87,8 @@ def course_steps(course: Course, profile: MachineProfile, device: str,
     for model, load_format in course.models:
         stepper = Stepper(EngineConfig(
             model=model, load_format=load_format, device=device, threads=threads, progress=False,
-            max_num_seqs=max(course.rows), prefix_caching=False, max_model_len=2 * max(course.contexts)))
+            max_num_seqs=max(course.rows), prefix_caching=False, kv_cache_bytes=course.cache_bytes,
+            max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)
             for rows in course.rows:

@@ -114,6 +114,9 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
                        help="the i-th best liked expert is chosen like i^-S; 0: each as likely (0)")
 
 
+_PROMPT = 2048  # tokens, unless told
+
+
 def ask_of(args: argparse.Namespace, model: str, gpu: str) -> Ask:
     """The parsed flags as an ask."""
     given = {f.name: getattr(args, f.name) for f in fields(Ask) if f.name not in _NOT_FLAGS}
@@ -127,7 +130,7 @@ def ask_of(args: argparse.Namespace, model: str, gpu: str) -> Ask:
                           "--text-tokens; leave --prompt out")
     pictures = None if args.images is None else Pictures(images=args.images, tiles=args.tiles,
                                                          encoder=args.vision_encoder, pooling=args.pooling)
-    prompt = (args.prompt or 2048) if pictures is None else args.text_tokens or 30
+    prompt = (args.prompt or _PROMPT) if pictures is None else args.text_tokens or 30
     return Ask(model=model, gpu=gpu, kv=args.kv or "bf16", overrides=dict(args.overrides), prompt=prompt,
                pictures=pictures, **given)
 
@@ -179,7 +182,7 @@ def _shop(args: argparse.Namespace) -> "Workshop":
     if profile.calibration is None:
         raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
                           f"--profile {args.profile}`")
-    factors = profile.calibration.of_plan(args.batch or args.concurrency or 1, args.prompt)
+    factors = profile.calibration.of_plan(args.batch or args.concurrency or 1, args.prompt or _PROMPT)
     return Workshop(factors, None if args.gpu else profile.hardware())
 
 

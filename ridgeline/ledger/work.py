@@ -139,7 +139,7 @@ def shares(kind_L: NDArray[np.int64], eff: Efficiency) -> tuple[Array, Array]:
 
 
 def step_s(work: Work, eff: Efficiency) -> Any:
-    """Expected seconds of a step: never below its floor, since no share is above 1."""
+    """Expected seconds of a step: not below its floor while no share is above 1."""
     bandwidth_L, rate_L = shares(work.kind_L, eff)
     kernels = np.maximum(work.memory_L / bandwidth_L, work.compute_L / rate_L).sum(-1)
     return kernels + work.count_C @ [getattr(eff, name) for name in COUNTED] + work.sent_s / eff.link

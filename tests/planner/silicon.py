@@ -26,6 +26,14 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import FORMATS, WeightFormat
 
 SAMPLE = Path(__file__).parent / "data" / "served_medians.csv"
+# What others publish, by their own definitions: medians over runs of their own, not of this sample. The last
+# four are of one independent comparison on H100 servers (inference-sim, training branch; 2 to 13 runs each).
+PUBLISHED = (
+    "BLIS, 36 held-out runs: E2E 6.7 %, ITL 7.1 %, TTFT 17.6 %",
+    "AIConfigurator, 7 runs: E2E 15.2 %, ITL 20.1 %, TTFT 653 %",
+    "Vidur, 2 runs: E2E 15.5 %, ITL 16.7 %, TTFT 22.7 %",
+    "llm-optimizer, 8 runs: E2E 46.8 %, ITL 58.1 %, TTFT 486 %",
+    "a roofline with fixed MFU, 13 runs: E2E 54.4 %, ITL 55.3 %, TTFT 99.9 %")
 MEAN_LENGTH = 0.9  # of the nominal one, where lengths were drawn from 0.8 to 1 of it
 CLASSES = {"h100": "hopper", "h200": "hopper", "b200": "blackwell", "b300": "blackwell", "gb200": "blackwell"}
 FORMAT_OF = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_b128", "nvfp4": "nvfp4",

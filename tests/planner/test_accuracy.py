@@ -4,7 +4,7 @@ time."""
 import numpy as np
 import pytest
 
-from tests.planner.silicon import judge, pairs_of, same_device, same_model
+from tests.planner.silicon import PUBLISHED, judge, pairs_of, same_device, same_model
 
 
 def test_vllm_tpot_of_models_and_devices_that_no_fit_has_seen() -> None:
@@ -23,6 +23,7 @@ def test_every_engine_with_models_devices_and_both_held_out(engine: str, limit: 
     """All configurations. The other two engines' devices ran different models in this sample, so that holding
     out one is holding out the other: their limits are what is reached, not what is aimed at."""
     pairs = pairs_of(engine)
+    print("\n".join(("", *PUBLISHED)))
     for held_out, what in ((same_model, "model"), (same_device, "device"),
                            (lambda a, b: same_model(a, b) or same_device(a, b), "model and device")):
         judged = judge(pairs, held_out, f"{engine}, {what} held out")
