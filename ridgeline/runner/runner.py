@@ -9,7 +9,6 @@ Charter:
   5. A row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not
      finite are reported; nothing is rolled back here, since writing the same keys and values again changes
      nothing, and recurrent states land last.
-
   6. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
      (speculate/). What the first wrong one and those behind it wrote is overwritten before anybody sees it;
      recurrent states land once it is known how far they go.
@@ -66,9 +65,10 @@ class _Outcome:
     tested: list[tuple[Step, Places]] = field(default_factory=list)
 
     def land(self) -> None:
-        """The states of drafted rows go as far as their tokens: one for each that was fed and stands."""
+        """States go as far as drafts stand: a row has a new token for each that was fed and does."""
         for step, places in self.tested:
-            step.land(np.array([len(self.tokens.get(place, "-")) for place in places.tolist()], np.int64))
+            step.land(np.array([len(self.tokens[place]) if place in self.tokens else 1
+                                for place in places.tolist()], np.int64))
 
     def unbroken(self, places: Places) -> Places:
         """Those without an error so far."""

@@ -1,5 +1,6 @@
 """Speculation as a user asks for it: the same answers, and refusals that say what helps."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,23 @@ def test_the_same_answers(tmp_path: Path) -> None:
     assert [stop for *_, stop in plain].count("fcc") == 2
     assert answers(folder, "ngram") == answers(folder, f"draft:{tiny_folder(tmp_path / 'draft')}") == plain
     assert len(plain[-1][1]) + len(PROMPTS[-1]) >= 95
+
+
+def test_models_with_states(tmp_path: Path) -> None:
+    """As target and as draft model: the same answers, with drafts and without."""
+    config = {
+        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
+        "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 264,
+        "torch_dtype": "float32", "eos_token_id": 256, "tie_word_embeddings": True}  # fmt: skip
+    folder = tiny_folder(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(config))
+    params = SamplingParams(temperature=0.0, max_tokens=40, logit_bias=dict.fromkeys(range(65, 70), 90.0))
+    texts = []
+    for speculate in (None, "ngram", f"draft:{folder}"):
+        with LLM(str(folder), speculate=speculate, speculate_max=3, max_model_len=96, **OWN) as llm:
+            texts.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
+            assert speculate is None or llm.stats()["num_draft_tokens"]
+    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.parametrize(("speculate", "most", "text"), [
