@@ -128,11 +128,9 @@ def build_engine(
     torch.set_num_threads(threads)
     with startup.phase("open"):
         checkpoint = open_model(
-            config.model,
-            revision=config.revision,
-            load_format=config.load_format,
+            config.model, revision=config.revision, load_format=config.load_format,
             overrides=config.hf_overrides,
-        )
+        )  # fmt: skip
     gpu = choose_gpu(config, device, startup)
     if device.type == "cpu":
         with startup.phase("kernels"), told_when_slow("compiling the CPU kernels", shown=config.progress):
@@ -171,8 +169,7 @@ def build_engine(
         name=checkpoint.name,
         checkpoint=checkpoint,
         spec=checkpoint.spec,
-        numerics=numerics.name,
-        capacity=capacity,
+        numerics=numerics.name, capacity=capacity,
         account=bill,
         profile=profile,
         loop=Loop(scheduler, executor, clock, whole_trace, prices),

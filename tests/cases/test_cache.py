@@ -69,7 +69,7 @@ def test_c16_past_the_window(tmp_path: Path) -> None:
         tmp_path, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=window
     ))  # fmt: skip
     words = (folder, "--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512")
-    body: dict[str, Any] = {"max_tokens": window + 200, "ignore_eos": True, **ASK}
+    body: dict[str, Any] = {"max_tokens": 3 * window, "ignore_eos": True, **ASK}
     with serving(*words, "--kv-cache-bytes", "4MB") as on, serving(*words, "--no-cache") as off:
         for prompt in (_ids(5), _ids(100, 4)):
             expected = off.complete(prompt, **body)

@@ -10,7 +10,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine.outputs import RequestOutput
 from tests.quant.blocks import kernels
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=5)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
 LONG = "List the planets: " + "Mercury, Venus, Earth, Mars, " * 30
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time", "2 + 2 =", "Water boils at",
            LONG, "a")  # fmt: skip

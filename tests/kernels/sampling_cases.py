@@ -68,13 +68,15 @@ def spread(rows: int, vocab_size: int, scale: float, dtype: torch.dtype, seed: i
     return (torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-def mixture(small: int, large: int, scale: float, *, step: float = 0.0) -> Callable[[Gpu, torch.dtype], None]:
-    """Every kind of row in one call, in any place. step: logits are its multiples, so that many are equal."""
+def mixture(small: int, large: int, scale: float, *, step: float = 0.0,
+            turns: int = 1) -> Callable[[Gpu, torch.dtype], None]:
+    """Every kind of row in one call, in any place. step: logits are its multiples, so that many are equal.
+    turns: of the rows, in the interpreter."""
 
     def check(gpu: Gpu, dtype: torch.dtype) -> None:
         vocab_size = small if gpu.interpret else large
         sides, rows = Sides(gpu, vocab_size, MIX), list(reversed(range(len(MIX))))
-        for turn in range(2 if gpu.interpret else 12):
+        for turn in range(turns if gpu.interpret else 12):
             logits = spread(len(MIX) + 1, vocab_size, scale, dtype, turn)
             if step:
                 logits = (logits / step).round() * step
@@ -86,7 +88,7 @@ def mixture(small: int, large: int, scale: float, *, step: float = 0.0) -> Calla
 
 def sorted_twin(gpu: Gpu, dtype: torch.dtype) -> None:
     """The twin that sorts gives the same tokens; a row alone, in more parts, those it gets in a batch."""
-    vocab_size = 1500
+    vocab_size = 700 if gpu.interpret else 1500
     sides = Sides(gpu, vocab_size, MIX)
     logits, position = spread(len(MIX) + 1, vocab_size, 2.0, dtype, 5), 8
     tokens = sides.step(logits, range(len(MIX)), position)
@@ -146,7 +148,7 @@ def logprobs(gpu: Gpu, dtype: torch.dtype) -> None:
 
 
 CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
-    "mixture of a few hundred tokens": mixture(300, 128_256, 3.0),
+    "mixture of a few hundred tokens": mixture(300, 128_256, 3.0, turns=2),
     "mixture of flat rows": mixture(140, 5003, 0.1),
     "mixture of equal logits": mixture(260, 5003, 2.0, step=0.5),
     "mixture of a dozen tokens": mixture(12, 12, 1.0),

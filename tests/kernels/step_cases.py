@@ -81,8 +81,8 @@ def model(spec: ModelSpec) -> Case:
         ours.model.bind_cache(ours.capacity.layout, ours.executor._cache.region, dtype)
         ours.executor._model = ours.model
         ours.executor._cache.arena.fill_(255)
-        want, short = plain.generate(0, PROMPT, 5), plain.generate(1, PROMPT[:11], 1)
-        assert ours.generate(0, PROMPT, 5) == ours.generate(1, PROMPT, 5, chunk=5) == want
+        want, short = plain.generate(0, PROMPT, 3), plain.generate(1, PROMPT[:11], 1)
+        assert ours.generate(0, PROMPT, 3) == ours.generate(1, PROMPT, 3, chunk=15) == want
         for row, prompt in ((2, PROMPT), (3, PROMPT[:11])):
             ours.start(row, prompt)
         first = ours.tokens(Feed(row=2, start=0, tokens=PROMPT))
@@ -116,7 +116,7 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
     of plain torch."""
     if not gpu.interpret:
         return  # tests/runner/test_gpu.py
-    spec = tiny_spec(head_dim=16, qk_norm=True)
+    spec = tiny_spec(head_dim=16, num_layers=1, qk_norm=True)
     plain, ours = (Hand(spec=spec, weights=tiny_weights(spec), num_rows=5) for _ in range(2))
     gpu = replace(gpu, max_rows=5)
     ours.model = ours.executor._model = build_model(spec, ours.weights, dtype, gpu)
@@ -162,10 +162,10 @@ CASES: dict[str, Case] = {
     "written": written(qk_norm=False, rotary=24),
     "written with norms, part turned": written(qk_norm=True, rotary=16),
     "graphs": graphs,
-    "model": model(tiny_spec(head_dim=16)),
+    "model": model(tiny_spec(head_dim=16, num_layers=1)),
     "model with windows and sinks": model(sunk(tiny_spec(head_dim=16, windows=(8, None)))),
-    "model with windows": model(tiny_spec(head_dim=16, windows=(8, None))),
-    "model with qk-norm and biases": model(tiny_spec(head_dim=16, qk_norm=True, qkv_bias=True, tied=False)),
-    "model turned in part": model(tiny_spec(head_dim=16, rope=replace(tiny_rope(), rotary_dim=8))),
-    "model with lengths in its rotation": model(tiny_spec(head_dim=16, rope=DYNAMIC)),
+    "model with qk-norm and biases, turned in part": model(tiny_spec(
+        head_dim=16, num_layers=1, qk_norm=True, qkv_bias=True, tied=False,
+        rope=replace(tiny_rope(), rotary_dim=8))),
+    "model with lengths in its rotation": model(tiny_spec(head_dim=16, num_layers=1, rope=DYNAMIC)),
 }

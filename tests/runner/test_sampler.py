@@ -120,11 +120,11 @@ def test_neighbours_and_places_do_not_show(params: SamplingParams, others: list[
 @pytest.mark.parametrize("spread", [0.01, 1.0, 3.0])
 def test_draws_from_a_large_vocabulary_are_exact(params: SamplingParams, spread: float) -> None:
     """Over hundreds of blocks, flat or peaked, the winner is that of a race run over everything at once."""
-    vocab_size, num_rows = 20011, 12
+    vocab_size, num_rows = 20011, 6
     sampler, rows = Sampler(num_rows, vocab_size, CPU), list(range(num_rows))
     for row in rows:
         Row(params, row, [1], []).start(sampler, row)
-    for position in (1, 2, 3):
+    for position in (1, 2):
         logits = logits_of(position, num_rows, vocab_size, spread, 0.0)
         logits[::3, :50] += 3 * spread
         expected = []

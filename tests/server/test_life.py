@@ -146,7 +146,8 @@ def test_mistakes_are_one_line(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer_serves_token_ids() -> None:
-    words = ("smollm2-135m", "--load-format", "dummy", "--kv-cache-bytes", "64MB", "--dtype", "bfloat16")
+    words = ("smollm2-135m", "--load-format", "dummy", "--kv-cache-bytes", "64MB", "--dtype", "bfloat16",
+             "--hf-overrides", '{"num_hidden_layers": 1}')
     with serving(*words) as server:
         answer = server.complete([5, 6], max_tokens=3, ignore_eos=True)
         assert len(answer["choices"][0]["token_ids"]) == 3
