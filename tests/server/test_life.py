@@ -59,6 +59,7 @@ def test_a_server_from_its_first_line_to_its_last(tiny: Path, tmp_path: Path) ->
     assert "tokens of prompt and output" in text
     _try_the_line_to_try(server)
     assert server.http.get("/v1/models").json()["data"][0]["root"] == str(tiny)
+    assert server.http.get("/labs/api/kv-cache").json()["numbers"], "the labs stand beside the API"
     codes: list[int] = []
     with _stream(server) as lines:
         stopping = threading.Thread(target=lambda: codes.append(server.stop(timeout_s=40)))

@@ -26,6 +26,11 @@ def client() -> TestClient:
     return TestClient(labs_app(LABS))
 
 
+@pytest.fixture(scope="module")
+def ours() -> TestClient:
+    return TestClient(labs_app(OURS))
+
+
 def strict(body: str) -> Any:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
@@ -43,13 +48,12 @@ def asked(client: TestClient, lab: Lab, query: Mapping[str, Any] | None = None) 
 
 
 @pytest.mark.parametrize("lab", OURS, ids=lambda lab: lab.key)
-def test_every_lab_answers(lab: Lab) -> None:
+def test_every_lab_answers(ours: TestClient, lab: Lab) -> None:
     """Its page, and its result at the defaults: every number has a key, a label and a text."""
-    client = TestClient(labs_app(OURS))
-    page = client.get(f"/labs/{lab.key}")
+    page = ours.get(f"/labs/{lab.key}")
     assert page.status_code == 200 and lab.title in html.unescape(page.text)
     assert all(f'data-key="{control.key}"' in page.text for control in lab.controls)
-    got = asked(client, lab)
+    got = asked(ours, lab)
     assert got["values"] and got["numbers"] and set(got["state"]) == {control.key for control in lab.controls}
     assert all(one["key"] and one["label"] and one["text"] for one in got["numbers"])
     assert got["num_steps"] == 0 or any(control.key == "step" for control in lab.controls)
@@ -162,9 +166,9 @@ def test_every_control_has_a_name_for_those_who_listen(client: TestClient) -> No
     assert 'id="stepper"' in client.get(f"/labs/{CHAIN.key}").text
 
 
-def test_no_page_and_no_file_of_ours_names_another_host(client: TestClient) -> None:
+def test_no_page_and_no_file_of_ours_names_another_host(client: TestClient, ours: TestClient) -> None:
     pages = [client.get(path).text for path in ("/labs", *(f"/labs/{lab.key}" for lab in LABS))]
-    pages += [TestClient(labs_app(OURS)).get("/labs").text]
+    pages += [ours.get("/labs").text]
     files = [path.read_text(encoding="utf-8") for path in STATIC.iterdir()]
     for text in (*pages, *files):
         outside = re.findall(r"https?:|(?<![:\w/])//\w+\.", text.replace("http://www.w3.org/2000/svg", ""))

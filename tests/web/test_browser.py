@@ -127,6 +127,10 @@ def test_a_page_fits_its_window_and_takes_the_systems_colours(
     with look(page, base, width=width, dark=dark) as seen:
         seen.open(f"/labs/{lab.key}")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert seen.page.evaluate(
+            "[...document.querySelectorAll('.plot')]"
+            ".every((p) => p.querySelector('svg').clientWidth <= p.clientWidth)"
+        )
         lightness = "(c) => Math.max(...c.match(/\\d+/g).slice(0, 3).map(Number))"
         ground = seen.page.evaluate(f"({lightness})(getComputedStyle(document.body).backgroundColor)")
         assert ground < 60 if dark else ground > 200
@@ -211,7 +215,7 @@ def test_an_answer_that_comes_too_late_is_dropped(page: Any, base: str) -> None:
 def test_a_run_of_movements_asks_seldom_and_makes_one_entry(page: Any, base: str) -> None:
     with look(page, base) as seen:
         seen.open(f"/labs/{CACHE.key}")
-        entries, before = seen.page.evaluate("history.length"), len(seen.asked)
+        before = len(seen.asked)
         seen.page.locator('[data-key="users"] input[type=range]').evaluate(
             "(e) => { for (let i = 0; i < 12; i++) {"
             "e.stepUp(); e.dispatchEvent(new Event('input', {bubbles: true})); } }"
@@ -221,8 +225,10 @@ def test_a_run_of_movements_asks_seldom_and_makes_one_entry(page: Any, base: str
         assert [address for address in seen.asked[before:] if "/api/" in address] == [
             f"{base}/labs/api/{CACHE.key}?users=20"
         ]
-        assert seen.page.evaluate("history.length") == entries + 1
         assert "KV total" in (seen.page.text_content("#said") or "")
+        seen.page.go_back()
+        seen.settled()
+        assert seen.page.input_value("#c-users") == "8" and "?" not in seen.page.url
 
 
 def test_the_slider_and_its_field_go_together(page: Any, base: str) -> None:

@@ -6,6 +6,10 @@ const HATCHES = ["", "", "", "/", "x", "-", ".", "+"]; // so that colour alone t
 const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "cross", "x"];
 const drawn = new Map(); // figure element -> its chart, to draw again in other colours
 
+const widths = new ResizeObserver((entries) => {
+  for (const { target } of entries) if (target.data && target.offsetWidth) window.Plotly.Plots.resize(target);
+});
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const faint = (hex) => hex + "2e";
 
@@ -20,8 +24,8 @@ export function showCharts(holder, charts, lab) {
     if (!figure) figure = frame(chart.key, lab);
     if (holder.children[place] !== figure) holder.insertBefore(figure, holder.children[place] ?? null);
     drawn.set(figure, chart);
-    draw(figure, chart);
   });
+  redraw(); // once all have their places, which say how wide they are
 }
 
 /** Draws what is shown once more: the colours changed, or the library has arrived. */
@@ -39,9 +43,11 @@ function frame(key, lab) {
   };
   const details = make("details", {}, make("summary", {}, "Data table"), make("div", { class: "scroll", tabindex: "0" }));
   details.addEventListener("toggle", () => fillTable(figure));
+  const plot = make("div", { class: "plot", role: "img" });
+  widths.observe(plot);
   figure.append(
     make("figcaption", {}, make("h3"), make("span", { class: "exports" }, button("PNG", savePng), button("CSV", saveCsv))),
-    make("ul", { class: "names", "aria-hidden": "true" }), make("div", { class: "plot", role: "img" }), details);
+    make("ul", { class: "names", "aria-hidden": "true" }), plot, details);
   return figure;
 }
 
@@ -53,7 +59,7 @@ function draw(figure, chart) {
     `${chart.series.map((one) => one.name).join(", ")}. The data table below has the values.`;
   figure.querySelector(".names").replaceChildren(...(chart.series.length > 1 ? chart.series.map(name) : []));
   fillTable(figure);
-  if (window.Plotly) window.Plotly.react(plot, traces(chart), layout(chart), { displayModeBar: false, responsive: true });
+  if (window.Plotly) window.Plotly.react(plot, traces(chart), layout(chart), { displayModeBar: false });
 }
 
 const toneOf = (place) => `--series-${(place % 8) + 1}`;

@@ -119,7 +119,7 @@ function show(data) {
   const twice = data.numbers.some((one) => one.reading === "nominal");
   const heads = data.numbers.filter((one) => !(twice && one.reading === "exact")).slice(0, MOST_HEADS);
   id("heads").replaceChildren(...heads.map((one) => make("li", {},
-    make("span", { class: "label" }, one.label), make("b", typeof one.value === "string" ? { class: "word" } : {}, ...parted(one.text)), make("small", {}, one.also))));
+    make("span", { class: "label" }, one.label), make("b", { class: looks(one.value) }, ...parted(one.text)), make("small", {}, one.also))));
   id("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
   id("bars").replaceChildren(...data.bars.map(bar));
   id("numbers").tBodies[0].replaceChildren(...data.numbers.map(row));
@@ -127,6 +127,8 @@ function show(data) {
   showPlace(data);
   say(data.numbers);
 }
+
+const looks = (value) => (value === false ? "bad" : typeof value === "string" ? "word" : "");
 
 /** A text's figure, and its unit in smaller type. */
 function parted(text) {
