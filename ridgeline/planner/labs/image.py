@@ -25,15 +25,19 @@ class Encoder:
         return self.side**2
 
 
-ENCODERS = {
-    # SigLIP So400m (Zhai et al. 2023): the source's nominal 400e6; towers as published have 413 to 428e6
-    "so400m, 384 px, patch 14": Encoder(params=400e6, num_layers=27, width=1152, side=27),
-    "so400m, 224 px, patch 14": Encoder(params=400e6, num_layers=27, width=1152, side=16),
-    # CLIP ViT-L/14 at 336 px (Radford et al. 2021), the tower of LLaVA-NeXT and Molmo
-    "clip vit-l, 336 px, patch 14": Encoder(params=304e6, num_layers=24, width=1024, side=24),
-    # InternViT-300M at 448 px (InternVL 2)
-    "internvit-300m, 448 px, patch 14": Encoder(params=304e6, num_layers=24, width=1024, side=32),
-}
+def _towers() -> dict[str, Encoder]:
+    """The source's nominal So400m (SigLIP, Zhai et al. 2023; published towers have 413 to 428e6), then those
+    of the models that cut an image into tiles of one size."""
+    seen = {name: vision for name in parts.MODELS if (vision := parts.model(name).vision)}
+    nominal = {f"so400m, {side * 14} px": Encoder(params=400e6, num_layers=27, width=1152, side=side)
+               for side in (27, 16)}
+    return nominal | {f"of {name}": Encoder(
+        params=sum(param.num_elements for param in vision.encoder), num_layers=vision.num_layers,
+        width=vision.hidden_size, side=vision.tile_size // vision.patch_size)
+        for name, vision in seen.items() if vision.rule != "whole_steps"}
+
+
+ENCODERS = _towers()
 _MHA = Shape(num_params=7.3e9, num_layers=32, width=4096, num_kv_heads=32, kv_elements=2 * 32 * 4096,
              hidden_size=4096, vocab_size=152064)
 BACKBONES = {"7b, full mha": _MHA, "7b, gqa-8": replace(_MHA, num_kv_heads=8, kv_elements=2 * 32 * 1024)}
