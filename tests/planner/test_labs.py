@@ -108,7 +108,7 @@ def check(lab: Lab, state: dict[str, Value]) -> Result:
     try:
         result = lab.compute(state)
     except ConfigError as error:  # not every shape can be cut so, nor every device joined: said with what can
-        assert state["tp"] != "1" and re.search("sizes that work are 1|cannot be priced: use", str(error)), error
+        assert state["tp"] != "1" and re.search("sizes that work are 1|cannot be priced: use", str(error))
         return check(lab, {**state, "tp": "1"})
     assert all(math.isfinite(leaf) for leaf in leaves(asdict(result)) if isinstance(leaf, float))
     json.dumps(asdict(result), allow_nan=False)

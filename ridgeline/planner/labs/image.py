@@ -29,8 +29,8 @@ def _towers() -> dict[str, Encoder]:
     """The source's nominal So400m (SigLIP, Zhai et al. 2023; published towers have 413 to 428e6), then those
     of the models that cut an image into tiles of one size."""
     seen = {name: vision for name in parts.MODELS if (vision := parts.model(name).vision)}
-    nominal = {f"so400m, {side * 14} px": Encoder(params=400e6, num_layers=27, width=1152, side=side)
-               for side in (27, 16)}
+    nominal = {f"so400m, {pixels} px": Encoder(params=400e6, num_layers=27, width=1152, side=pixels // 14)
+               for pixels in (384, 224)}
     return nominal | {f"of {name}": Encoder(
         params=sum(param.num_elements for param in vision.encoder), num_layers=vision.num_layers,
         width=vision.hidden_size, side=vision.tile_size // vision.patch_size)
