@@ -1,10 +1,10 @@
 """What the labs share: their common controls, the case that these describe, and short forms for numbers and
-curves. Formulas are the ledger's: nominal ones of `ledger.closed`, exact ones of its account.
+curves. Formulas are the ledger's: nominal ones of `ledger.closed`, exact ones as the planner deploys a model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from ridgeline.ledger import closed
 from ridgeline.ledger.closed import Shape, shape_of
@@ -34,7 +34,7 @@ def model(name: str) -> ModelSpec:
 
 def _grows(spec: ModelSpec) -> bool:
     """Whether a sequence's cache grows with it, as the closed forms take it to."""
-    return any(isinstance(kept, Paged | Window) for layer in spec.cache(1) for kept in layer)
+    return any(isinstance(kept, Paged | Window) for layer in spec.layers for kept in layer.cache(1))
 
 
 MODELS = tuple(name for name in model_names() if _grows(model(name)))
@@ -118,7 +118,7 @@ def _device(name: str) -> HardwareSpec:
     return hardware(name)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _setup(model: str, gpu: str, weights: str, kv: str, tp: int) -> Setup:
     return Workshop().setup(Ask(model=model, gpu=gpu, weights=weights, kv=kv, tp=tp))
 
@@ -230,7 +230,7 @@ class Case:
         return needed_cache_bytes(model(self.model), context, self.s_c)
 
     def decode(self, batch: int, context: int, new: int = 1) -> Timing:
-        """Floor and estimate of a step whose rows end at `context` and have `new` tokens each."""
+        """Floor and estimate of a step of rows whose first new token is their token number `context`."""
         return self.setup.deployment.decode([Rows(rows=batch, start=context - 1, count=new, projected=new)])
 
     def prefill(self, num_tokens: int) -> Timing:
