@@ -1,6 +1,7 @@
 """Lab 3, the batching explorer. Source: "The Mechanics of LLM Inference", What batching actually buys."""
 
 from ridgeline.ledger import closed
+from ridgeline.ledger.sums import Rows
 from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, curve, gb, number, spread, whole
@@ -24,10 +25,14 @@ def _compute(values: Values) -> Result:
     numbers = (
         number("b_star", "B* (arithmetic)", star, "sequences", "s_w * peak / (2 * bandwidth)",
                f"{case.s_w:g} * {case.balance:.4g} / 2", "nominal"),
+        number("b_star", "B* of what is really read", case.setup.deployment.ridge_rows(), "sequences",
+               "rows at which products take as long as reading all weights", "", "exact"),
         number("b_cross", "B_cross (KV = weights)", cross, "sequences", "weights / n / (KV / min(n, n_kv))",
                f"{gb(bare)} / {gb(sequence)}", "nominal"),
         number("b_max", "B_max (capacity)", most, "sequences", "floor((memory - weights - workspace) / KV)",
                f"({gb(case.memory_bytes)} - {gb(bare)} - {gb(space)}) / {gb(sequence)}", "nominal"),
+        number("b_max", "B_max, windows and scales as they are", case.exact_resident(context, space),
+               "sequences", "floor((memory - weights - workspace) / KV)", "", "exact"),
         number("binding", "Met first", binding, "", "the smallest of the three"),
         number("intensity", "I at B_max", intensity(most), "FLOP/B", "B (2P + 4LNd) / (weights + B KV)",
                f"{most} * {flops:.4g} / {case.held(most, context):.4g}", "nominal"),
@@ -38,6 +43,9 @@ def _compute(values: Values) -> Result:
                f"{ceiling:.4g} / {case.balance:.4g}", "nominal"),
         number("throughput_ceiling", "Throughput ceiling", device.bytes_per_s / sequence, "tok/s",
                "bandwidth / KV, one device's part", f"{device.bytes_per_s:.4g} / {sequence:.4g}", "nominal"),
+        number("throughput_ceiling", "Throughput ceiling of what is really read", case.setup.deployment
+               .ceiling_rows_per_s(Rows(rows=1, start=context - 1, count=1)), "tok/s",
+               "1 / time that one more sequence adds to a step", "", "exact"),
         number("throughput", "Throughput at B_max", most / case.step_s(most, context), "tok/s", "B / step",
                f"{most} / {case.step_s(most, context):.4g} s", "nominal"),
         number("step", "Step at B_max", case.decode(max(most, 1), context).floor_s, "s",

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ridgeline.ledger import closed
 from ridgeline.planner.lab import Bar, Lab, Result
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, gb, number, spread, whole
@@ -38,8 +37,7 @@ def _compute(values: Values) -> Result:
                "floor((memory - weights - workspace) / KV per sequence)",
                f"{free} - {gb(space)}) / {gb(sequence)}"),
         number("max_concurrency_workspace", "The same, windows and scales as they are",
-               closed.max_sequences(case.memory_bytes, case.exact_weights_bytes(),
-                                    case.exact_sequence_bytes(context), space), "sequences",
+               case.exact_resident(context, space), "sequences",
                "floor((memory - weights - workspace) / KV per sequence)", "", "exact"),
         number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
                f"{batch} * {gb(sequence)}"),

@@ -229,6 +229,12 @@ class Case:
         """Windows, shared layers and states counted as they are."""
         return needed_cache_bytes(model(self.model), context, self.s_c)
 
+    def exact_resident(self, context: int, workspace_bytes: float) -> int:
+        """Sequences that fit beside the weights, all as one device holds them."""
+        stage = self.setup.deployment.stages[0]
+        each = needed_cache_bytes(stage.spec, context, self.s_c)
+        return closed.max_sequences(self.memory_bytes, stage.weights_bytes, each, workspace_bytes)
+
     def decode(self, batch: int, context: int, new: int = 1) -> Timing:
         """Floor and estimate of a step of rows whose first new token is their token number `context`."""
         return self.setup.deployment.decode([Rows(rows=batch, start=context - 1, count=new, projected=new)])
