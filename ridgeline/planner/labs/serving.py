@@ -15,6 +15,9 @@ def _notes(case: Case, needed: float) -> tuple[str, ...]:
         "and of the last where a whole batch arrives at once.", *case.notes()]
     if needed > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(needed - case.memory_bytes)} too much on each device.")
+    if case.ways > 1:
+        notes.append("The exact reading counts what devices send over their links, which is slow beyond those "
+                     "that are joined directly; the nominal one counts latencies alone.")
     if case.ways > case.shape.num_kv_heads:
         notes.insert(0, f"{case.ways} devices share {case.shape.num_kv_heads} KV heads: the cache is cut by "
                      f"{case.shape.num_kv_heads} alone, and each head is held "
@@ -43,7 +46,7 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
                "(2PN + 2LN^2d) / (n * peak * share) [+ unpacking] + collectives",
                f"{flops:.4g} / {peak}", "nominal"),
         number("ttft", "TTFT, one prompt, floor at the whole dense peak", first.floor_s, "s",
-               "sum of lines' max(bytes / bandwidth, FLOPs / peak)", "", "exact"),
+               "sum of lines' max(bytes / bandwidth, FLOPs / peak), + bytes sent / link", "", "exact"),
         number("ttft_estimate", "TTFT, estimate", first.estimate_s, "s",
                "the same at assumed shares of bandwidth and peak", "", "exact"),
         number("ttft_batch", "TTFT, the last of a batch that arrives at once", batch * ttft, "s", "B * TTFT",
@@ -52,7 +55,8 @@ def _latency(case: Case, prompt: int, output: int, batch: int, mean: float) -> t
                f"{held:.4g} B / {case.device.bytes_per_s:.4g} B/s + {case.collectives_s:.3g} s, at a "
                f"context of {mean:g}", "nominal"),
         number("tpot", "TPOT, floor of what is really read and computed", exact.floor_s, "s",
-               "sum of lines' max(bytes / bandwidth, FLOPs / peak)", f"at a context of {mean:g}", "exact"),
+               "sum of lines' max(bytes / bandwidth, FLOPs / peak), + bytes sent / link",
+               f"at a context of {mean:g}", "exact"),
         number("tpot_estimate", "TPOT, estimate", exact.estimate_s, "s",
                "the same at assumed shares of bandwidth and peak, and the collectives' latency",
                f"{ASSUMED.bandwidth:.0%} and {ASSUMED.prefill:.0%}, {case.collectives_s:.3g} s", "exact"),
