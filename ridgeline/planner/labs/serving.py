@@ -16,8 +16,8 @@ def _notes(case: Case, needed: float) -> tuple[str, ...]:
     if needed > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(needed - case.memory_bytes)} too much on each device.")
     if case.ways > 1:
-        notes.append("The exact reading counts what devices send over their links, which is slow beyond those "
-                     "that are joined directly; the nominal one counts latencies alone.")
+        notes.append("The exact reading counts what devices send over their links, slow beyond those that "
+                     "are joined directly; the nominal one counts latencies alone.")
     if case.ways > case.shape.num_kv_heads:
         notes.insert(0, f"{case.ways} devices share {case.shape.num_kv_heads} KV heads: the cache is cut by "
                      f"{case.shape.num_kv_heads} alone, and each head is held "
