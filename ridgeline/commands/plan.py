@@ -179,7 +179,7 @@ def _shop(args: argparse.Namespace) -> "Workshop":
     if profile.calibration is None:
         raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
                           f"--profile {args.profile}`")
-    factors = profile.calibration.of_plan(args.batch or args.concurrency or 1, args.prompt)
+    factors = profile.calibration.of_plan(args.batch or args.concurrency or 1, args.prompt or 2048)
     return Workshop(factors, None if args.gpu else profile.hardware())
 
 
