@@ -2,6 +2,7 @@
 off."""
 
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from ridgeline.ledger.deployment import LineSeconds
@@ -116,8 +117,11 @@ def _factors(plan: Plan) -> list[Term]:
 
 
 def explain_json(plan: Plan) -> list[dict[str, Any]]:
-    """The terms; a band without an upper end has None there."""
-    return [{**asdict(x), "band": x.band and [None if one == float("inf") else one for one in x.band]}
+    """The terms; what has no end (a band, a batch that is never reached) is None."""
+    def known(value: float) -> float | None:
+        return value if isfinite(value) else None
+
+    return [{**asdict(x), "value": known(x.value), "band": x.band and [known(one) for one in x.band]}
             for x in explain(plan)]
 
 
