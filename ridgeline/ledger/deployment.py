@@ -190,8 +190,9 @@ class Deployment:
     _prices: tuple[_StagePrice, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._prices = tuple(_StagePrice(stage, self.layout, self.device, self.rates, self.efficiency)
-                             for stage in self.stages)
+        made = {id(stage): _StagePrice(stage, self.layout, self.device, self.rates, self.efficiency)
+                for stage in {id(stage): stage for stage in self.stages}.values()}
+        self._prices = tuple(made[id(stage)] for stage in self.stages)
 
     def decode(self, parts: Sequence[Rows]) -> Timing:
         """A step of one group's rows, which take turns as one batch a stage: what a sequence waits for its
@@ -209,10 +210,7 @@ class Deployment:
         """`decode`'s estimate [N] at each number of rows like `part`, at once."""
         turns_N = np.clip(rows, 1, self.layout.pp)
         each_N = np.asarray(rows) / turns_N
-        seconds_PN = []
-        for price in self._prices:
-            sums_SN = np.stack([price.summer.of([replace(part, rows=n)]) for n in each_N.tolist()], axis=1)
-            seconds_PN.append(price.estimate_s(sums_SN))
+        seconds_PN = [price.estimate_s(price.summer.multiples(part, each_N)) for price in self._prices]
         return np.maximum(np.sum(seconds_PN, 0), turns_N * np.max(seconds_PN, 0)) + self.efficiency.step_s
 
     def prefill(self, part: Rows, chunks: int = 1) -> Timing:

@@ -226,9 +226,14 @@ def stages(spec: ModelSpec, layout: Layout, *, weight_bytes: WeightBytes, cache_
     held = _Held(weight_bytes=weight_bytes, element_bytes=cache_element_bytes, skew=skew, layer_key=layer_key)
     each, more = divmod(len(spec.layers), layout.pp)
     found, begin = [], 0
+    made: dict[object, Stage] = {}  # stages in the middle are often alike
     for at in range(layout.pp):
         end = begin + each + (at < more)
-        found.append(_stage(_share(spec, layout, spec.layers[begin:end]), layout, held, at, begin))
+        layers = spec.layers[begin:end]
+        key = (layers, at == 0, at == layout.pp - 1, tuple(map(layer_key, range(begin, end))))
+        if key not in made:
+            made[key] = _stage(_share(spec, layout, layers), layout, held, at, begin)
+        found.append(made[key])
         begin = end
     return tuple(found)
 

@@ -4,7 +4,7 @@ Legend: R rows, S sums. A row's `count` new tokens stand at positions start .. s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -184,6 +184,20 @@ class Summer:
         for i, router in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
             total_S[i] = expected_distinct(router, float(total_S[1]))
         return total_S
+
+    def multiples(self, part: Rows, rows_N: NDArray[Any]) -> NDArray[np.float64]:
+        """The sums [S, N] of N steps of so many rows like `part` each: `of`, one by one."""
+        sums_SN = np.multiply.outer(self.of([replace(part, rows=1.0, shared=0)]), rows_N)
+        sums_SN[0], sums_SN[4] = 1.0, float(part.projected > 0)
+        together_N = np.maximum(rows_N - 1.0, 0.0) * part.shared
+        for i, window in enumerate(self.windows):
+            if window is None:
+                sums_SN[len(_SCALARS) + 2 * i + 1] -= together_N
+        if self._few and part.count <= MOST_FEW:
+            sums_SN[-1] -= together_N
+        for i, router in enumerate(self._routers, len(_SCALARS) + 2 * len(self.windows)):
+            sums_SN[i] = [expected_distinct(router, tokens) for tokens in sums_SN[1].tolist()]
+        return sums_SN
 
     def sums(self, start: Counts, count: Counts, projected: int) -> StepSums:
         """The same as a value with names."""

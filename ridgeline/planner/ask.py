@@ -2,7 +2,7 @@
 plans."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -52,22 +52,14 @@ class Speculate:
 
 def parse_speculate(text: str) -> Speculate:
     """'gamma=4,alpha=.8,draft=.05'; what is left out is that."""
-    given = _fields("--speculate", text, {"gamma": int, "alpha": float, "draft": float})
-    return Speculate(gamma=int(given.get("gamma", 4)), alpha=given.get("alpha", 0.8),
-                     draft=given.get("draft", 0.05))
-
-
-def _fields(flag: str, text: str, kinds: Mapping[str, Callable[[str], float]]) -> dict[str, float]:
-    found = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name.strip() not in kinds:
-            raise ConfigError(f"{flag} has no {name.strip()!r}: it takes {', '.join(kinds)}")
+    given = {"gamma": 4.0, "alpha": 0.8, "draft": 0.05}
+    for name, _, value in (part.strip().partition("=") for part in text.split(",")):
         try:
-            found[name.strip()] = kinds[name.strip()](value)
-        except ValueError:
-            raise ConfigError(f"{flag} {name.strip()} cannot be {value!r}: it takes a number") from None
-    return found
+            _need(name in given, f"--speculate has no {name!r}: it takes {', '.join(given)}")
+            given[name] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"--speculate {text}: {error}") from None
+    return Speculate(gamma=int(given["gamma"]), alpha=given["alpha"], draft=given["draft"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

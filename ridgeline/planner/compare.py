@@ -88,6 +88,8 @@ def _effect(base: Plan, knob: Knob, shop: Workshop) -> Effect | None:
         found = plan(knob.ask, shop)
     except ConfigError:
         return None
+    if knob.elsewhere and found.setup.device == base.setup.device:
+        return None
     old, new = base.estimate, found.estimate
     ttft, tpot = new.ttft_s / old.ttft_s, new.tpot_s / old.tpot_s
     b_max = new.b_max / old.b_max if old.b_max else float("inf")

@@ -1,7 +1,8 @@
 """Each term of a plan: its formula, the numbers that went in, where they come from and how far it may be
 off."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from ridgeline.ledger.deployment import LineSeconds
@@ -9,6 +10,7 @@ from ridgeline.planner.plan import Plan
 from ridgeline.planner.timing import mean_context
 
 EXACT, SHEET = "config", "data sheet"
+SURE, ABOVE = (0.0, 0.0), (0.0, float("inf"))  # a floor is passed and never undercut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,33 +27,33 @@ class Term:
     band: tuple[float, float] | None = None
 
 
+def _term(key: str, value: float, unit: str, formula: str, inputs: str, source: str,
+          band: tuple[float, float] | None = None) -> Term:
+    return Term(key=key, value=value, unit=unit, formula=formula, inputs=inputs, source=source, band=band)
+
+
 def explain(plan: Plan) -> tuple[Term, ...]:
     """The terms in the order in which they are used."""
     return (*_memory(plan), *_lines(plan), *_times(plan), *_batches(plan), *_factors(plan))
 
 
 def _memory(plan: Plan) -> list[Term]:
-    memory, one, rows, exact = plan.memory, plan.exact, plan.steps.rows, (0.0, 0.0)
-    layout, room = plan.setup.layout, plan.setup.rooms[0]
-    workspace = plan.setup.deployment.efficiency.source("workspace_bytes")
+    memory, rows, room, ask = plan.memory, plan.steps.rows, plan.setup.rooms[0], plan.ask
+    usual = plan.setup.deployment.efficiency.source("workspace_bytes")
     return [
-        Term(key="weights", value=memory.weights, unit="bytes", source=EXACT, band=exact,
-             formula="sum over tensors of their share's bytes, scales included",
-             inputs=f"{layout.text()}, {plan.setup.numerics.weights}"),
-        Term(key="kv_bytes_per_token", value=one.kv_bytes_per_token, unit="bytes", source=EXACT, band=exact,
-             formula="sum over layers of what a token writes", inputs=f"cache {plan.ask.kv}"),
-        Term(key="kv_needed", value=memory.kv_needed, unit="bytes", source=EXACT, band=exact,
-             formula="sequences of a device x cache at prompt + output, a shared prefix once",
-             inputs=f"{rows} x {plan.setup.length} tokens"),
-        Term(key="kv_rounding", value=memory.kv_rounding, unit="bytes", source=EXACT, band=exact,
-             formula="whole pages - needed: at most a part of a block a sequence",
-             inputs=f"blocks of {room.layout.block_tokens} tokens, pages of {room.layout.page_bytes} B"),
-        Term(key="activations", value=memory.activations, unit="bytes", source="assumed",
-             formula="widest block of the widest step + logits and sampling of each sequence",
-             inputs=f"{room.step_bytes:.4g} B + {rows} x {room.row_bytes:.4g} B"),
-        Term(key="workspace", value=memory.workspace, unit="bytes", formula="graphs, libraries, buffers",
-             inputs="--workspace" if plan.ask.workspace_bytes is not None else "the usual",
-             source="config" if plan.ask.workspace_bytes is not None else workspace)]
+        _term("weights", memory.weights, "bytes", "sum over tensors of their share's bytes, scales included",
+              f"{plan.setup.layout.text()}, {plan.setup.numerics.weights}", EXACT, SURE),
+        _term("kv_bytes_per_token", plan.exact.kv_bytes_per_token, "bytes",
+              "sum over layers of what a token writes", f"cache {ask.kv}", EXACT, SURE),
+        _term("kv_needed", memory.kv_needed, "bytes", "sequences of a device x cache at prompt + output",
+              f"{rows} x {plan.setup.length} tokens, {ask.shared_prefix} of them once", EXACT, SURE),
+        _term("kv_rounding", memory.kv_rounding, "bytes", "whole pages - needed, a part of a block each",
+              f"blocks of {room.layout.block_tokens} tokens, pages of {room.layout.page_bytes} B", EXACT,
+              SURE),
+        _term("activations", memory.activations, "bytes", "widest block of a step + each sequence's logits",
+              f"{room.step_bytes:.4g} B + {rows} x {room.row_bytes:.4g} B", "assumed"),
+        _term("workspace", memory.workspace, "bytes", "graphs, libraries, buffers", "usual, or --workspace",
+              EXACT if ask.workspace_bytes is not None else usual)]
 
 
 def _lines(plan: Plan) -> list[Term]:
@@ -62,74 +64,64 @@ def _lines(plan: Plan) -> list[Term]:
         for line in plan.setup.deployment.lines([part]):
             found.setdefault(f"{phase}.{line.line.block}.{line.line.op}", []).append(line)
         for key, lines in found.items():
-            sent, moved = sum(x.sent_bytes for x in lines), sum(x.moved_bytes for x in lines)
-            flops, comm = sum(x.flops for x in lines), lines[0].bound == "link"
+            seconds, sent = sum(x.floor_s for x in lines), sum(x.sent_bytes for x in lines)
+            moved, flops = sum(x.moved_bytes for x in lines), sum(x.flops for x in lines)
+            comm = lines[0].bound == "link"
             work = f"{moved:.4g} B, {flops:.4g} FLOP: {lines[0].bound} bound"
-            terms.append(Term(
-                key=key, value=sum(x.floor_s for x in lines), unit="s", source=SHEET,
-                formula="bytes sent / link" if comm else "max(bytes / bandwidth, FLOPs / rate)",
-                inputs=f"{sent:.4g} B sent" if comm else work, band=(0.0, float("inf"))))
+            terms.append(_term(
+                key, seconds, "s", "bytes sent / link" if comm else "max(bytes / bandwidth, FLOPs / rate)",
+                f"{sent:.4g} B sent" if comm else work, SHEET, ABOVE))
     return terms
 
 
 def _times(plan: Plan) -> list[Term]:
-    floor, estimate, output = plan.steps.floor, plan.steps.estimate, plan.ask.output
-    eff = plan.setup.deployment.efficiency
-    known = None if eff.band == (0.0, 0.0) else eff.band
-    source = eff.source("bandwidth")
-    above = (0.0, float("inf"))  # a floor is passed and never undercut
+    floor, estimate, output, sight = plan.steps.floor, plan.steps.estimate, plan.ask.output, plan.setup.sight
+    eff, prompt = plan.setup.deployment.efficiency, plan.steps.prefill_rows
+    known, source = None if eff.band == (0.0, 0.0) else eff.band, eff.source("bandwidth")
     at = f"{plan.steps.rows} rows at a context of {mean_context(plan.setup.ask)}"
-    seen = [] if plan.setup.sight is None else [
-        Term(key="encoder_s.estimate", value=estimate.encoder_s, unit="s", source=eff.source("encoder"),
-             formula="max(FLOPs / reached rate, weights / reached bandwidth)",
-             inputs=f"{plan.setup.sight.flops:.4g} FLOP of {plan.setup.sight.patches} patches"),
-        Term(key="preprocess_s.estimate", value=estimate.preprocess_s, unit="s", source=eff.source("tile_s"),
-             formula="tiles x time to cut one", inputs=f"{plan.setup.sight.tiles} x {eff.tile_s:g} s")]
+    seen = [] if sight is None else [
+        _term("encoder_s.estimate", estimate.encoder_s, "s", "max(FLOPs / rate, weights / bandwidth)",
+              f"{sight.flops:.4g} FLOP of {sight.patches} patches", eff.source("encoder")),
+        _term("preprocess_s.estimate", estimate.preprocess_s, "s", "tiles x time to cut one",
+              f"{sight.tiles} x {eff.tile_s:g} s", eff.source("tile_s"))]
     return [
-        *seen, Term(key="ttft_s.floor", value=floor.ttft_s, unit="s", source=SHEET, band=above,
-             formula="sum of the prompt's lines",
-             inputs=f"{plan.steps.prefill_rows.count} tokens behind {plan.steps.prefill_rows.start} cached"),
-        Term(key="ttft_s.estimate", value=estimate.ttft_s, unit="s", source=source, band=known,
-             formula="each line's larger of bytes / reached bandwidth and FLOPs / reached rate",
-             inputs=f"one prompt on idle devices{', its cache sent over' if estimate.transfer_s else ''}"),
-        Term(key="tpot_s.floor", value=floor.tpot_s, unit="s", inputs=at, source=SHEET, band=above,
-             formula="sum of the step's lines / tokens a step"),
-        Term(key="tpot_s.estimate", value=estimate.tpot_s, unit="s", inputs=at, source=source, band=known,
-             formula="the same over reached shares + collectives x latency"),
-        Term(key="tpot_mixed_s.estimate", value=estimate.mixed_s, unit="s", source=source, band=known,
-             formula="TPOT + rows / output x prefill: prompts that replace finished sequences",
-             inputs=f"{estimate.tpot_s:.4g} + {plan.steps.rows} / {output} x {estimate.prefill_s:.4g}"),
-        Term(key="e2e_s.estimate", value=plan.estimate.e2e_s, unit="s", source=source, band=known,
-             formula="TTFT + (output - 1) TPOT",
-             inputs=f"{estimate.ttft_s:.4g} + {output - 1} x {estimate.tpot_s:.4g}")]
+        *seen, _term("ttft_s.floor", floor.ttft_s, "s", "sum of the prompt's lines",
+                     f"{prompt.count} tokens behind {prompt.start} cached", SHEET, ABOVE),
+        _term("ttft_s.estimate", estimate.ttft_s, "s", "the same lines at reached bandwidth and rate",
+              f"one prompt on idle devices, {estimate.transfer_s:.3g} s of transfer", source, known),
+        _term("tpot_s.floor", floor.tpot_s, "s", "sum of the step's lines / tokens a step", at, SHEET, ABOVE),
+        _term("tpot_s.estimate", estimate.tpot_s, "s", "the same at reached shares + latencies", at,
+              source, known),
+        _term("tpot_mixed_s.estimate", estimate.mixed_s, "s", "TPOT + rows / output x prefill, in between",
+              f"{estimate.tpot_s:.4g} + {plan.steps.rows} / {output} x {estimate.prefill_s:.4g}", source,
+              known),
+        _term("e2e_s.estimate", plan.estimate.e2e_s, "s", "TTFT + (output - 1) TPOT",
+              f"{estimate.ttft_s:.4g} + {output - 1} x {estimate.tpot_s:.4g}", source, known)]
 
 
 def _batches(plan: Plan) -> list[Term]:
-    one, memory, exact, setup = plan.exact, plan.memory, (0.0, 0.0), plan.setup
+    one, setup = plan.exact, plan.setup
     return [
-        Term(key="b_star", value=one.b_star, unit="sequences", source=SHEET, band=exact,
-             formula="rows whose products take as long as reading all weights",
-             inputs=f"{setup.numerics.rates.packed:.4g} FLOP/s, {setup.device.bytes_per_s:.4g} B/s"),
-        Term(key="b_cross", value=one.b_cross, unit="sequences", source=EXACT, band=exact,
-             formula="rows whose cache is as many bytes as the weights of a step",
-             inputs=f"context {mean_context(setup.ask)}"),
-        Term(key="b_max", value=one.b_max, unit="sequences", source=EXACT, band=None,
-             formula="(memory - weights - workspace - activations) / (pages + logits of a sequence)",
-             inputs=f"{memory.capacity:.4g} B a device, {setup.lanes} groups of devices")]
+        _term("b_star", one.b_star, "sequences", "rows whose products take as long as reading all weights",
+              f"{setup.numerics.rates.packed:.4g} FLOP/s, {setup.device.bytes_per_s:.4g} B/s", SHEET, SURE),
+        _term("b_cross", one.b_cross, "sequences", "rows whose cache weighs what a step's weights do",
+              f"context {mean_context(setup.ask)}", EXACT, SURE),
+        _term("b_max", one.b_max, "sequences", "(memory - fixed terms) / (pages + logits of a sequence)",
+              f"{plan.memory.capacity:.4g} B a device, {setup.lanes} groups of devices", EXACT)]
 
 
 def _factors(plan: Plan) -> list[Term]:
     eff = plan.setup.deployment.efficiency
-    return [Term(key=f"efficiency.{name}", value=float(getattr(eff, name)), unit="", formula=what, inputs="",
-                 source=eff.source(name)) for name, what in
-            (("bandwidth", "share of the bytes/s that is reached"),
-             ("prefill", "share of the FLOP/s that is reached"), ("step_s", "beside its kernels, a step"),
-             ("collective_s", "latency of a collective"))]
+    return [_term(f"efficiency.{f.name}", float(getattr(eff, f.name)), "", "between floor and estimate", "",
+                  eff.source(f.name)) for f in fields(eff) if f.name not in ("sources", "band")]
 
 
 def explain_json(plan: Plan) -> list[dict[str, Any]]:
-    """The terms; a band without an upper end has None there."""
-    return [{**asdict(x), "band": x.band and [None if one == float("inf") else one for one in x.band]}
+    """The terms; what has no end (a band, a batch that is never reached) is None."""
+    def known(value: float) -> float | None:
+        return value if isfinite(value) else None
+
+    return [{**asdict(x), "value": known(x.value), "band": x.band and [known(one) for one in x.band]}
             for x in explain(plan)]
 
 

@@ -1,5 +1,8 @@
 """Protects shares of a model on several devices: what they hold, compute and send adds up to the whole."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ridgeline.base.errors import ConfigError
@@ -137,6 +140,11 @@ def test_sums_of_equal_rows_are_those_of_the_rows() -> None:
         start, count = [5000] * 3 + [0] * 2, [4] * 3 + [700] * 2
         mine = summer.of([Rows(rows=3, start=5000, count=4, projected=4), Rows(rows=2, start=0, count=700)])
         assert mine == pytest.approx(summer.vector(start, count, 14), rel=1e-12), name
+        for part in (Rows(rows=1, start=900, count=5, projected=5, shared=300),
+                     Rows(rows=1, start=0, count=99)):
+            several = summer.multiples(part, np.array([0.5, 1.0, 7.0]))
+            for rows, sums in zip((0.5, 1.0, 7.0), several.T, strict=True):
+                assert sums == pytest.approx(summer.of([replace(part, rows=rows)]), rel=1e-12), (name, rows)
 
 
 def test_a_shared_prefix_is_read_once_where_the_kernel_can() -> None:
