@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ridgeline"
-MAX_PACKAGE_LINES = 36_000  # docs/adr/0009-size.md
+MAX_PACKAGE_LINES = 42_000  # docs/adr/0010-size-again.md
 MAX_FILE_LINES = 400
 MAX_KERNEL_LINES = 600
 MAX_FUNCTION_LINES = 60
