@@ -55,7 +55,7 @@ def test_shipped_entries_are_sound() -> None:
     shipped = tuning_for(H200)
     assert len(shipped.entries) > 40
     for (shape, rows), entry in shipped.entries.items():
-        assert rows in BUCKETS and entry.time_us > 0
+        assert rows in BUCKETS and entry.time_us >= 0
         assert launchable(entry.choice, shape, rows), entry
 
 
