@@ -72,7 +72,7 @@ def run_one(cell: Cell, tiny: Tiny, tally: Tally) -> dict[str, object]:
     work = [job(prompt, n=n, at=i) for i, prompt in enumerate(PROMPTS[: 3 if cell.batched else 1])]
     rows = n * len(work)
     if cell.resumed:
-        work.append(job(PROMPTS[1][::-1], n=rows, max_tokens=6, at=9, urgent=True))
+        work.append(job(PROMPTS[1][::-1], n=rows, max_tokens=6, at=5, urgent=True))
     warm = [job(one.prompt[:-2], max_tokens=5) for one in work] if cell.reuse == "hit" else []
     setup = Setup(num_rows=rows, depth=2, prefix_caching=cell.reuse != "cold", policy="priority",
                   snapshot_stride=8, speculate=cell.drafts)
