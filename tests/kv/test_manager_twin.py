@@ -27,6 +27,7 @@ def test_histories_agree_without_prefix_caching(name: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_many_histories_agree(name: str) -> None:
     """The same at length."""
