@@ -77,6 +77,20 @@ def tiny_latent() -> ModelSpec:
                                       for layer in spec.layers))
 
 
+def tiny_shared_latent() -> ModelSpec:
+    """Two layers with latents, one of them without positions, and two that read those; queries are scaled by
+    their position, frequencies are learnt."""
+    spec, layers = tiny_latent(), []
+    (_, latent), mlp = spec.layers[0].blocks
+    assert isinstance(latent, MlaSpec)
+    for i in range(4):
+        rope = replace(latent.rope, rotary_dim=0) if i % 2 else latent.rope
+        mine = replace(latent, rope=rope, nope_dim=12 - rope.rotary_dim, learnt_turns=not i % 2,
+                       scaled_queries=True, reads_layer=None if i < 2 else i - 2)
+        layers.append(LayerSpec(blocks=(("attn", mine), mlp)))
+    return replace(spec, layers=tuple(layers))
+
+
 def tiny_shared() -> ModelSpec:
     """Two layers, one with a window, and two that read what those keep."""
     spec = tiny_spec(num_layers=4, windows=(None, 9), qk_norm=True)

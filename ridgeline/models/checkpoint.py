@@ -6,10 +6,11 @@ Reads headers and JSON only. Where the model argument points is `resolve`'s busi
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ridgeline.base.errors import CheckpointError, ConfigError
-from ridgeline.models.families import model_spec, runs, weight_sources
+from ridgeline.models.families import LEFT_OUT, model_spec, runs, weight_sources
 from ridgeline.models.files.gguf import read_gguf
 from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
@@ -138,7 +139,8 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
     tied = "lm_head.weight" if spec.tied_embeddings else ""  # some writers store the embedding a second time
     extra = sorted(name for name in tensors.keys() - wanted
                    if name != tied and not name.endswith("rotary_emb.inv_freq")
-                   and not name.startswith(spare))
+                   and not name.startswith(spare)
+                   and not any(fnmatchcase(name, one) for one in LEFT_OUT.get(spec.family, ())))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "

@@ -98,16 +98,23 @@ class DeepSeek:
         if method == "greedy":
             config.inert(("n_group", "topk_group"))
         else:
-            groups, best = config.size("n_group", 8), config.size("topk_group", 4 if self.sigmoid else 3)
-        if num_experts % groups or best > groups:
-            raise config.refuse("n_group", f"does not go with {num_experts} experts and topk_group {best}")
-        if top_k > num_experts // groups * best:
-            raise config.refuse("num_experts_per_tok", "more than the open groups hold")
+            groups, best = read_groups(config, num_experts, top_k, (8, 4 if self.sigmoid else 3))
         return RouterSpec(
             num_experts=num_experts, top_k=top_k, score="sigmoid" if self.sigmoid else "softmax",
             choice_bias=self.sigmoid, num_groups=groups, top_groups=best, group_best=2 if self.sigmoid else 1,
             renormalize=self.sigmoid and config.flag("norm_topk_prob", True),
             scale=config.number("routed_scaling_factor", self.routed_scale))
+
+
+def read_groups(config: ConfigReader, num_experts: int, top_k: int, defaults: tuple[int, int]) -> tuple[
+        int, int]:
+    """(groups of experts, how many of them are open to a token)."""
+    groups, best = config.size("n_group", defaults[0]), config.size("topk_group", defaults[1])
+    if num_experts % groups or best > groups:
+        raise config.refuse("n_group", f"does not go with {num_experts} experts and topk_group {best}")
+    if top_k > num_experts // groups * best:
+        raise config.refuse("num_experts_per_tok", "more than the open groups hold")
+    return groups, best
 
 
 def _mla(spec: ModelSpec, layer: int) -> MlaSpec:

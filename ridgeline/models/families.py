@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
-from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, moe
+from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, mistral_large4, moe
 from ridgeline.models.described.images import WRAPPERS
 from ridgeline.models.described.table import DESCRIBED
 from ridgeline.models.read import ConfigReader
@@ -26,7 +26,10 @@ class Family(Protocol):
 FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
     dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3,
     moe.MIXTRAL, moe.QWEN2_MOE, moe.QWEN3_MOE, gemma.GEMMA2, gemma.GEMMA3, gemma4.GEMMA4, gpt_oss.GPT_OSS,
-    deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, hybrid.MAMBA2, hybrid.BAMBA, hybrid.QWEN35)})
+    deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, mistral_large4.MISTRAL_LARGE4, hybrid.MAMBA2, hybrid.BAMBA,
+    hybrid.QWEN35)})
+# patterns of tensors that a family's checkpoints hold and that it does not need
+LEFT_OUT = {"mistral_large4": mistral_large4.LEFT_OUT}
 
 
 def model_spec(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:

@@ -1,7 +1,8 @@
 """What checkpoints call the tensors of our blocks, as tables; a family gives what differs in its files.
 
 Legend of a table: "block.leaf" or "block.leaf.weight" -> the name in a layer, of one tensor or of several
-that are laid one below another. {} is an expert's number, where experts stand one by one.
+that are laid one below another. {} is an expert's number, where experts stand one by one. A name that begins
+with / is that of a tensor outside the layers, which all of them have alike.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,9 @@ def named_sources(spec: ModelSpec, names: Names, *, interleaved: bool = False,
             prefix = f"{names['layer']}.".format(index)
             key = ".".join((block, *rest))
             if f"{key}.{leaf}" in names:  # the name of this tensor as a whole, which holds it as it is
-                found[name] = Source(parts=(Part(name=f"{prefix}{names[f'{key}.{leaf}']}"),))
+                theirs = str(names[f"{key}.{leaf}"])
+                theirs = theirs[1:] if theirs.startswith("/") else prefix + theirs
+                found[name] = Source(parts=(Part(name=theirs),))
                 continue
             source = _source(prefix, names[key], leaf, param, blocks[block], interleaved)
         found[name] = replace(source, added=norm_added) if param.role == "norm" else source
@@ -86,9 +89,10 @@ def _parts(block: BlockSpec | None, param: ParamSpec, num_rows: int, count: int,
            interleaved: bool) -> list[Part]:
     """The rows of a weight in so many tensors, which have no names yet. Latent attention's queries and
     entries are interleaved in every file."""
-    if isinstance(block, MlaSpec) and param.name in ("down.weight", "q.weight"):
-        queries, rotary = block.num_heads, block.rope.rotary_dim
-        heads: tuple[int, ...] = (0 if block.q_rank else queries, 1) if count == 2 else (queries,)
+    if isinstance(block, MlaSpec) and param.name in ("down.weight", "q_down.weight", "q.weight"):
+        rotary = block.rope.rotary_dim
+        queries = 0 if block.q_rank and param.name != "q.weight" else block.num_heads
+        heads: tuple[int, ...] = (queries, 1) if count == 2 else (queries,)
         rows: tuple[int | None, ...] = block.down_rows if count == 2 else (None,)
         return [Part(name="", rows=r, interleaved_heads=h, rotary_rows=rotary if h else None)
                 for r, h in zip(rows, heads, strict=True)]

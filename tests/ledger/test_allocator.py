@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.blocks.attention.spec import AttentionSpec
+from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes
 from ridgeline.models.families import FAMILIES, model_spec
@@ -51,16 +52,18 @@ def test_every_family_takes_what_was_planned(family: str) -> None:
         assert planned - windowed <= manager.num_used_pages <= planned
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v2"])
 @pytest.mark.parametrize("num_tokens", [1, 1000, 4096])
-def test_layers_that_share_fall_by_the_factor(num_tokens: int) -> None:
-    """Cross-layer attention by two: half of the pages of the same model without, planned and held."""
-    plain = shape("llama-3-8b")
+def test_layers_that_share_fall_by_the_factor(num_tokens: int, name: str) -> None:
+    """Cross-layer attention by two, of keys and values or of latents: half of the pages of the same model
+    without, planned and held."""
+    plain = shape(name)
     layers = []
     for i, layer in enumerate(plain.layers):
-        (name, attention), mlp = layer.blocks
-        assert isinstance(attention, AttentionSpec)
-        mine = replace(attention, reads_layer=i - 1) if i % 2 else replace(attention, lends=True)
-        layers.append(LayerSpec(blocks=((name, mine), mlp)))
+        (block, attention), feed = layer.blocks
+        assert isinstance(attention, AttentionSpec | MlaSpec)
+        mine = replace(attention, reads_layer=i - 1) if i % 2 else attention
+        layers.append(LayerSpec(blocks=((block, mine), feed)))
     shared = replace(plain, layers=tuple(layers))
     assert 2 * needed_cache_bytes(shared, num_tokens, 2) == needed_cache_bytes(plain, num_tokens, 2)
     held = []

@@ -31,6 +31,7 @@ from tests.helpers import (
     tiny_latent,
     tiny_mixture,
     tiny_shared,
+    tiny_shared_latent,
     tiny_spec,
     tiny_states,
 )
@@ -43,8 +44,15 @@ FAMILY_SHAPES = {str(SHAPES[name]["model_type"]): SHAPES[name] for name in rever
         "model_type": "gemma4_text", "vocab_size": 1000, "hidden_size": 640, "intermediate_size": 2048,
         "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1,
         "num_kv_shared_layers": 6,
-        "hidden_size_per_layer_input": 0}}
+        "hidden_size_per_layer_input": 0},
+    "mistral_large4": {  # the defaults of its config in transformers with an index that leaves nothing out
+        "model_type": "mistral_large4", "text_config": {
+            "vocab_size": 204800, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 72,
+            "moe_intermediate_size": 6144, "num_attention_heads": 64, "n_routed_experts": 128,
+            "num_experts_per_tok": 4, "max_position_embeddings": 2048, "index_topk": 2048,
+            "kv_source_layers": [35 if i > 35 and i % 4 == 3 else i for i in range(72)]}}}
 TINY = {"mixture": tiny_mixture, "capped": tiny_capped, "latent": tiny_latent, "shared": tiny_shared,
+        "shared latent": tiny_shared_latent,
         "state": lambda: tiny_states("state"), "delta": lambda: tiny_states("delta")}
 
 
@@ -87,7 +95,7 @@ def test_a_module_takes_every_tensor_of_its_description_and_no_other() -> None:
     assert rooms == set(BLOCKS)
 
 
-@pytest.mark.parametrize("name", ["mixture", "capped", "shared", "latent", "state", "delta"])
+@pytest.mark.parametrize("name", ["mixture", "capped", "shared", "latent", "shared latent", "state", "delta"])
 def test_products_are_what_torch_counts(name: str) -> None:
     """Every plain product of a prompt, routers and gates included; attention is counted by pairs, a scan by
     the recurrence. A prompt's latents are made keys and values by a product too."""

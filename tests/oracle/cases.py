@@ -9,7 +9,7 @@ REFERENCES = {
     "phi3": "Phi3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe",
     "gemma2": "Gemma2", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4", "gpt_oss": "GptOss",
     "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "mamba2": "Mamba2", "bamba": "Bamba",
-    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_text": "Qwen3_5", "mistral_large4": "MistralLarge4",
 }  # fmt: skip
 GQA: Fields = {"num_key_value_heads": 2}
 EXPERTS: Fields = {"num_experts": 8, "num_experts_per_tok": 3}
@@ -99,6 +99,19 @@ _LATENT = {
         "q_lora_rank": 32, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 2.5} | _yarn(1.0, 1.0)),
 }
+_LARGE4: Fields = {
+    "num_hidden_layers": 4, "num_key_value_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 8,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "index_topk": 512, "index_n_heads": 8,
+    "index_head_dim": 16}
+_SHARED_LATENT = {
+    "mistral_large4": ("mistral_large4", _LARGE4 | {
+        "num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 0, 1], "kv_source_layers": [0, 1, 0, 1, 0],
+        "indexer_types": ["full", "full", "shared", "full", "shared"], **_yarn(1.0, 1.0)}),
+    "mistral_large4 by twos, experts in groups": ("mistral_large4", _LARGE4 | {
+        "no_rope_layers": [1] * 4, "kv_source_layers": [0, 0, 2, 2], "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 2.5, "indexer_types": ["full", "shared"] * 2, **scaled("default")}),
+}
 _MAMBA2: Fields = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
                    "conv_kernel": 4, "chunk_size": 16}
 _BAMBA: Fields = GQA | {
@@ -116,7 +129,7 @@ _STATES = {
         "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
         "layer_types": ["linear_attention"] * 3 + ["full_attention"]}),
 }
-CASES: dict[str, tuple[str, Fields]] = _DENSE | _MIXTURES | _GEMMAS | _LATENT | _STATES
+CASES: dict[str, tuple[str, Fields]] = _DENSE | _MIXTURES | _GEMMAS | _LATENT | _SHARED_LATENT | _STATES
 
 
 def tolerance(case: str) -> float:

@@ -22,11 +22,20 @@ from torch.overrides import TorchFunctionMode
 from tests.oracle.cases import REFERENCES
 
 HIDDEN, INNER, VOCAB = 64, 128, 256
+# families whose class takes images too: the fields stand in text_config, an encoder beside them
+WRAPPED = {"mistral_large4": {"vision_config": {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14}, "image_token_index": 250}}
+
+
+def _kind(family: str) -> Any:
+    ending = "ForConditionalGeneration" if family in WRAPPED else "ForCausalLM"
+    return getattr(transformers, REFERENCES[family] + ending)
 
 
 def reference_config(family: str, **fields: object) -> transformers.PreTrainedConfig:
     """A small config of a family's class in transformers; of two layers where the fields do not say."""
-    kind = getattr(transformers, f"{REFERENCES[family]}ForCausalLM").config_class
+    kind = _kind(family).config_class
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
@@ -38,6 +47,9 @@ def reference_config(family: str, **fields: object) -> transformers.PreTrainedCo
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+    if family in WRAPPED:
+        dtype = {name: fields.pop(name) for name in ("dtype",) if name in fields}
+        return kind(text_config=sizes | fields, **WRAPPED[family], **dtype)
     default = kind()
     return kind(**({key: value for key, value in sizes.items() if hasattr(default, key)} | fields))
 
@@ -47,8 +59,7 @@ def reference_model(family: str, **fields: object) -> transformers.PreTrainedMod
     config = reference_config(family, **fields)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    kind = getattr(transformers, f"{REFERENCES[family]}ForCausalLM")
-    model = kind(config).eval().float()
+    model = _kind(family)(config).eval().float()
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for key, weight in model.named_parameters():

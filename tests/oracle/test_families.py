@@ -16,6 +16,7 @@ from tests.oracle.oracles import Oracle, text
 from tests.oracle.ours import Ours
 from tests.oracle.reference import old_spelling, reference_config, reference_logits, reference_model
 
+YOUNG = {"mistral_large4"}  # no release before transformers 5 knew them
 BFLOAT16_NOISE = 0.1  # share of the logits' deviation; each argument of a product has eight bits
 
 
@@ -42,8 +43,9 @@ def test_logits_equal_the_reference(oracle: Callable[[str], Oracle], case: str) 
         assert (found - one.want(length)).abs().max() < tolerance(case), (length, chunks)
 
 
-@pytest.mark.parametrize("case", [case for case, (_, fields) in CASES.items()
-                                  if not {"layer_types", "attn_layer_indices", "num_heads"} & fields.keys()])
+@pytest.mark.parametrize("case", [case for case, (family, fields) in CASES.items()
+                                  if family not in YOUNG
+                                  and not {"layer_types", "attn_layer_indices", "num_heads"} & fields.keys()])
 def test_the_old_spelling_is_the_same_model(tmp_path: Path, case: str) -> None:
     """Protects: a config as releases before transformers 5 wrote it describes what the new one does."""
     family, fields = CASES[case]

@@ -17,15 +17,17 @@ from ridgeline.blocks.mla.spec import HELD
 from ridgeline.blocks.paged import AttentionPlan, Chunk, DecodeBatch, chunk_keys, decode_keys, query_blocks
 
 
-def latent_attention(q_TMD: Tensor, new_TE: Tensor, entries: Tensor, plan: AttentionPlan, up_MUC: Tensor, *,
-                     scale: float) -> Tensor:
+def latent_attention(q_TMD: Tensor, new_TE: Tensor | None, entries: Tensor, plan: AttentionPlan,
+                     up_MUC: Tensor, *, scale: float) -> Tensor:
     """Write the new entries, then attend; returns [T, M, V] in the dtype of q.
 
-    up_MUC: each head's N rows of keys, then V of values. new_TE has the dtype of entries [N, P, E]. The
-    plan's decodes are the first tokens. Entries that a row does not see may hold anything.
+    up_MUC: each head's N rows of keys, then V of values. new_TE has the dtype of entries [N, P, E], None
+    where another layer has written them and the plan has them as written. The plan's decodes are the first
+    tokens. Entries that a row does not see may hold anything.
     """
-    plan.write(entries, new_TE)
-    nope = q_TMD.shape[2] + up_MUC.shape[2] - new_TE.shape[1]
+    if new_TE is not None:
+        plan.write(entries, new_TE)
+    nope = q_TMD.shape[2] + up_MUC.shape[2] - entries.shape[2]
     out_TMV = q_TMD.new_empty(*q_TMD.shape[:2], up_MUC.shape[1] - nope)
     for batch in plan.decodes:
         q_SME = absorb(q_TMD[batch.rows], up_MUC[:, :nope])

@@ -23,9 +23,11 @@ from ridgeline.kernels.step_inputs import angles
 
 
 class Rotation:
-    """Angles of one RopeSpec on one device. kernel: by the GPU's kernel, where no length scales them."""
+    """Angles of one RopeSpec on one device. kernel: by the GPU's kernel, where no length scales them. turns
+    [R / 2]: logarithms of what the frequencies are multiplied by, None for none; without the kernel."""
 
-    def __init__(self, spec: RopeSpec, device: torch.device, *, kernel: bool = False) -> None:
+    def __init__(self, spec: RopeSpec, device: torch.device, *, kernel: bool = False,
+                 turns: Tensor | None = None) -> None:
         self._spec = spec
         self._kernel = kernel and spec.kind not in ("longrope", "dynamic")
         self._factor = attention_factor(spec)
@@ -34,12 +36,14 @@ class Rotation:
         self._long = frequencies(spec, original + 1).to(device) if spec.kind == "longrope" else None
         self._original = original
         self._pairs = pair_exponents(spec).to(device)
+        self._faster = None if turns is None else turns.exp()
 
     def tables(self, positions_T: Tensor, reach_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos_TR and sin_TR for `rotate`, float32; the first half of the sines is negated."""
         if self._kernel:
             return angles(positions_T, self._plain, self._factor)
-        turned = positions_T.float()[:, None] * self._frequencies(reach_T)
+        speeds = self._frequencies(reach_T)
+        turned = positions_T.float()[:, None] * (speeds if self._faster is None else speeds * self._faster)
         cos, sin = turned.cos() * self._factor, turned.sin() * self._factor
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
