@@ -21,7 +21,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 def served(labs: Sequence[Lab]) -> Iterator[str]:
     """The labs on a free port, by their address."""
     with bound("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(labs_app(labs), lifespan="off", log_level="warning"))
+        app = labs_app(lambda: {"all": labs})
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from ridgeline.ledger import closed
 from ridgeline.planner.lab import Lab, Result, Series
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, bars, chart, curve, gb, number, spread, whole
+from ridgeline.planner.labs.forms import bars, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, whole
 
 _SIZES = (1e9, 3e9, 8e9, 13e9, 34e9, 70e9, 405e9)
 _READING = (5.0, 15.0)  # tokens/s: about 250 words a minute, and three times as fast; assumed
@@ -33,7 +34,7 @@ def _wall(values: Values) -> Result:
         number("empty_step", "The same, what is really read", case.decode(1, 1).floor_s, "s",
                "sum of lines' max(bytes, FLOPs) times", "", "exact"),
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
-        number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
+        number("peak_share", "Share of the peak", flops / empty / case.rate, "share", "FLOPs / step / peak",
                f"{flops:.3g} / {empty:.3g} / {case.rate:.3g}", "nominal"),
         number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth",
                f"({gb(case.weight_bytes)} + {gb(case.sequence_bytes(context))}) / {beta / 1e12:.4g} TB/s",
@@ -41,7 +42,7 @@ def _wall(values: Values) -> Result:
         number("slower", "Slower than with an empty cache", step / empty, "", "step / step", "", "nominal"),
         number("implied", "Bandwidth that the quoted rate implies", implied, "bytes/s",
                "quoted tok/s * weights", f"{claimed:g} * {gb(case.weight_bytes)}", "nominal"),
-        number("implied_share", "Of the device's", implied / beta, "", "implied / bandwidth"))
+        number("implied_share", "Of the device's", implied / beta, "share", "implied / bandwidth"))
     sizes, lengths = spread(0.5e9, 500e9), spread(512, 131072)
     kinds = {name: replace(case, weights=name).s_w for name in ("bf16", "fp8", "int4")}
     charts = (
@@ -80,7 +81,7 @@ def _bending(values: Values) -> Result:
         number("weights_only", "Without the caches it were", 2 * batch / case.s_w, "FLOP/B", "2B / s_w", "",
                "nominal"),
         number("ceiling", "Ceiling", ceiling, "FLOP/B", "2P / KV + 2g / s_c", "", "nominal"),
-        number("ceiling_share", "Ceiling over the ridge", ceiling / case.balance, "", "I / I*"),
+        number("ceiling_share", "Ceiling over the ridge", ceiling / case.balance, "share", "I / I*"),
         number("limit", "Ceiling of the longest contexts",
                closed.decode_attention_intensity(shape.group, case.s_c), "FLOP/B", "2g / s_c"),
         number("b_cross", "B_cross", cross, "sequences", "weights / KV", "", "nominal"))
@@ -168,13 +169,13 @@ def _speculation(values: Values) -> Result:
     rates = tuple(i / 20 for i in range(21))
     charts = (
         chart("tokens", "Tokens a verification", "acceptance", "tokens",
-              *(Series(name=f"{k} drafts", x=rates, y=tuple(closed.expected_tokens(a, k) for a in rates))
+              *(Series(name=count(k, "draft"), x=rates, y=tuple(closed.expected_tokens(a, k) for a in rates))
                 for k in sorted({1, 2, 4, 8, drafts})), at_x={"here": alpha}),
         chart("closing", "Speed-up against batch", "sequences", "times",
               curve("speed-up", spread(1, 1024), gain), log="x", at_x={"ridge": star / (drafts + 1)},
               at_y={"no gain": 1.0}))
     return Result(numbers=numbers, charts=charts, num_steps=_DRAFTS, notes=(
-        f"{drafts} drafts at batch {batch}: {batch * (drafts + 1)} rows, "
+        f"{count(drafts, 'draft')} at batch {batch}: {batch * (drafts + 1)} rows, "
         f"{'past' if batch * (drafts + 1) > star else 'below'} the ridge at {star:.0f}.",
         "The weights and the cache are read once, however many positions are verified.",
         "Past the ridge every rejected draft costs time: what speculation spends has been sold by then.",
@@ -192,14 +193,14 @@ def _scaling(values: Values) -> Result:
         return closed.step_seconds(one.shape, batch, context, one.s_w, one.s_c, one.device.bytes_per_s, n,
                                    latency)
 
-    count = closed.num_collectives(one.shape, ways)
+    num = closed.num_collectives(one.shape, ways)
     numbers = (
         number("ways", "Devices", ways),
         number("step", "Step", step(ways), "s", "(weights / n + B KV / min(n, n_kv)) / bandwidth + 2L t",
-               f"{gb(case.held(batch, context))} each, + {count * latency:.3g} s", "nominal"),
+               f"{gb(case.held(batch, context))} each, + {num * latency:.3g} s", "nominal"),
         number("speedup", "Speed-up", step(1) / step(ways), "", "step on one / step", "", "nominal"),
-        number("collectives", "Collectives a step", count, "", "2L"),
-        number("collectives_share", "Their share", count * latency / step(ways), "", "2L t / step"),
+        number("collectives", "Collectives a step", num, "", "2L"),
+        number("collectives_share", "Their share", num * latency / step(ways), "share", "2L t / step"),
         number("payload", "Payload of one", closed.payload_bytes(one.shape, batch), "bytes", "B d_model 2",
                f"{batch} * {one.shape.hidden_size} * 2"),
         number("copies", "Devices that hold one KV head", closed.kv_copies(one.shape, ways), "", "n / n_kv"),

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from ridgeline.planner.lab import Bar, Lab, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, gb, number, spread, whole
+from ridgeline.planner.labs.forms import chart, gb, number, spread
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, whole
 
 
 def _compute(values: Values) -> Result:
@@ -28,8 +29,6 @@ def _compute(values: Values) -> Result:
                "bytes", "sum over tensors in their formats", "", "exact"),
         number("device_used", "Device used", used, "bytes", "weights + KV total",
                f"{gb(case.weight_bytes)} + {gb(total)}"),
-        number("device_share", "Share of the device used", used / case.memory_bytes, "",
-               "(weights + KV total) / memory", f"{gb(used)} / {gb(case.memory_bytes)}"),
         number("max_concurrency", "Max concurrency, no workspace", case.resident(context), "sequences",
                "floor((memory - weights) / KV per sequence)", f"{free}) / {gb(sequence)}"),
         number("max_concurrency_workspace", f"Max concurrency beside {gb(space)} of workspace",
@@ -41,6 +40,8 @@ def _compute(values: Values) -> Result:
                "floor((memory - weights - workspace) / KV per sequence)", "", "exact"),
         number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
                f"{batch} * {gb(sequence)}"),
+        number("device_share", "Share of the device used", used / case.memory_bytes, "share",
+               "(weights + KV total) / memory", f"{gb(used)} / {gb(case.memory_bytes)}"),
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
                f"{gb(total)} / {case.device.bytes_per_s / 1e12:g} TB/s"))
     lengths = spread(512, 131072)
@@ -54,9 +55,8 @@ def _compute(values: Values) -> Result:
              *case.notes()]
     if used > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
-    bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
-              parts=(("weights", case.weight_bytes), ("KV cache", total)))
-    return Result(numbers=numbers, charts=charts, bars=(bar,), notes=tuple(notes))
+    return Result(numbers=numbers, charts=charts, notes=tuple(notes),
+                  bars=(case.memory(case.device.name, batch, context, space=0),))
 
 
 KV_CACHE = Lab(

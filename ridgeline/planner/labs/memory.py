@@ -5,9 +5,10 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.ledger import closed, training
-from ridgeline.planner.lab import Bar, Lab, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, spread, text, whole
+from ridgeline.planner.labs.forms import bars, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.parts import Case, Values, text, whole
 from ridgeline.spec.cache import Paged
 from ridgeline.spec.cost import CONTEXT, FEW_PAIRS, PAIRS
 
@@ -123,7 +124,7 @@ def _ledger(values: Values) -> Result:
                "P s_w / KV per token", f"{gb(case.weight_bytes)} / {case.sequence_bytes(1):g} B", "nominal"),
         number("crossover", "Conversations of this context until then", cross / context, "conversations",
                "crossover tokens / N", f"{cross:.0f} / {context}", "nominal"),
-        number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "",
+        number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "share",
                "B KV / (weights + B KV)", "", "nominal"),
         number("parity", "Days until as many tokens are served as trained on",
                training.parity_days(trained, served_a_day), "days", "trained / served a day",
@@ -144,10 +145,10 @@ def _ledger(values: Values) -> Result:
               curve("weights", spread(1, 128), lambda b: case.weight_bytes),
               curve("KV cache", spread(1, 128), lambda b: b * sequence), log="x",
               at_x={"crossover": cross / context, "here": batch}))
-    bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
-              parts=(("weights", case.weight_bytes), ("workspace", space), ("KV cache", batch * sequence)))
-    return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
-        f"{batch} conversations: the cache is {batch * sequence / case.weight_bytes:.3g} times the weights.",
+    memory = case.memory(case.device.name, batch, context)
+    return Result(numbers=numbers, charts=charts, bars=(memory,), num_steps=len(_RESIDENTS), notes=(
+        f"{count(batch, 'conversation')}: the cache is {batch * sequence / case.weight_bytes:.3g} times the "
+        "weights.",
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
         "position's logprobs were asked for.", *case.notes()))
