@@ -64,7 +64,7 @@ def _own(pictures: Pictures, vision: VisionSpec) -> Sight:
 
 def _named(pictures: Pictures, name: str) -> Sight:
     known = encoders()
-    short = {key.split(",")[0]: known[key] for key in reversed(known)}
+    short = {key.split(",")[0]: known[key] for key in reversed(list(known))}
     encoder = Table("vision encoder", {**known, **short})[name.lower()]
     if pictures.tiles is None:
         raise ConfigError(f"--tiles is missing: {name} says nothing of how an image is cut; 13 is usual")

@@ -61,9 +61,11 @@ class Look:
         self.page.wait_for_function("() => [...document.querySelectorAll('.plot')].every((p) => p.data)")
 
     def settled(self) -> None:
-        """The newest question has its answer, and the page shows it."""
-        self.page.wait_for_timeout(150)
-        self.page.wait_for_selector("#results[aria-busy=false]")
+        """The newest question has its answer, and the page shows it: of the state in its address."""
+        self.page.wait_for_function(
+            "() => document.querySelector('.lab').dataset.shown === location.search"
+            " && document.getElementById('results').ariaBusy === 'false'"
+        )
 
     def values(self) -> dict[str, str]:
         """The table of numbers: value by key and label."""

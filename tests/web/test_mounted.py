@@ -9,7 +9,7 @@ from ridgeline.base.clock import VirtualClock
 from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
-from ridgeline.web.app import labs_app, labs_routes
+from ridgeline.web.app import Groups, labs_app, labs_routes
 from tests.server.asgi import call
 from tests.server.fake import FakeEngine, fake_api
 from tests.web.sample import CACHE, GROUPS
@@ -60,8 +60,13 @@ async def test_no_path_below_them_leads_out(path: str) -> None:
 
 def test_nothing_is_loaded_before_somebody_looks() -> None:
     """A server starts without the labs, and a page that fails to load them fails alone."""
-    loads = list[str]()
-    client = TestClient(labs_app(lambda: loads.append("once") or GROUPS))
+    loads = []
+
+    def load() -> Groups:
+        loads.append("once")
+        return GROUPS
+
+    client = TestClient(labs_app(load))
     assert not loads
     assert [client.get(path).status_code for path in PATHS] == [200] * 4 and loads == ["once"]
 

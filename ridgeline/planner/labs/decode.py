@@ -5,9 +5,10 @@ bandwidth-bound to Distributed inference."""
 from dataclasses import replace
 
 from ridgeline.ledger import closed
+from ridgeline.ledger.layout import tensor_sizes
 from ridgeline.planner.lab import Lab, Result, Series
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.forms import bars, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.forms import bars, both, chart, count, curve, gb, number, spread
 from ridgeline.planner.labs.parts import ASSUMED, Case, Values, whole
 
 _SIZES = (1e9, 3e9, 8e9, 13e9, 34e9, 70e9, 405e9)
@@ -29,10 +30,9 @@ def _wall(values: Values) -> Result:
                "s_w P / bandwidth", f"{case.s_w:g} * {params:g} / {beta:.4g}", "nominal"),
         number("size_tok_s", "Its ceiling, one sequence", beta / (case.s_w * params), "tok/s",
                "bandwidth / (s_w P)", "", "nominal"),
-        number("empty_step", f"Step of {case.model}, empty cache", empty, "s", "s_w P / bandwidth",
-               f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "nominal"),
-        number("empty_step", "The same, what is really read", case.decode(1, 1).floor_s, "s",
-               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        *both("empty_step", f"Step of {case.model}, empty cache", (empty, case.decode(1, 1).floor_s), "s",
+              ("s_w P / bandwidth", "sum of lines' max(bytes, FLOPs) times"),
+              f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "what is really read"),
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
         number("peak_share", "Share of the peak", flops / empty / case.rate, "share", "FLOPs / step / peak",
                f"{flops:.3g} / {empty:.3g} / {case.rate:.3g}", "nominal"),
@@ -109,9 +109,9 @@ def _quantization(values: Values) -> Result:
     decode, prefill = case.step_s(batch, context), case.prompt_s(prompt)
     numbers = (
         number("edit", "Weights / cache", names[at]),
-        number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
-        number("decode", "Decode step, scales and tables as held", case.decode(batch, context).floor_s, "s",
-               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        *both("decode", "Decode step", (decode, case.decode(batch, context).floor_s), "s",
+              ("(s_w P + B KV) / bandwidth", "sum of lines' max(bytes, FLOPs) times"), "",
+              "scales and tables as held"),
         number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
         number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ unpacking]", "",
                "nominal"),
@@ -193,9 +193,12 @@ def _scaling(values: Values) -> Result:
         return closed.step_seconds(one.shape, batch, context, one.s_w, one.s_c, one.device.bytes_per_s, n,
                                    latency)
 
-    num = closed.num_collectives(one.shape, ways)
+    num, works = closed.num_collectives(one.shape, ways), tensor_sizes(parts.model(one.model))
+    sizes = ", ".join(map(str, works))
     numbers = (
         number("ways", "Devices", ways),
+        number("divides", "They divide the model's heads and widths", ways in works, "", "sizes that work",
+               sizes),
         number("step", "Step", step(ways), "s", "(weights / n + B KV / min(n, n_kv)) / bandwidth + 2L t",
                f"{gb(case.held(batch, context))} each, + {num * latency:.3g} s", "nominal"),
         number("speedup", "Speed-up", step(1) / step(ways), "", "step on one / step", "", "nominal"),
@@ -208,8 +211,15 @@ def _scaling(values: Values) -> Result:
                "weights / n + B KV / min(n, n_kv)", "", "nominal"))
     charts = (chart("scaling", "Speed-up against devices", "devices", "times",
                     curve("with collectives", _WAYS, lambda n: step(1) / step(int(n))),
-                    curve("ideal", _WAYS, lambda n: n), log="xy", at_x={"here": ways}),)
+                    curve("ideal", _WAYS, lambda n: n),
+                    curve("sizes that work", [n for n in works if n <= _WAYS[-1]], lambda n: step(1)
+                          / step(int(n)), "points"), log="xy", at_x={"here": ways}),)
+    cannot = [] if ways in works else [
+        f"{ways} devices cannot share this model: sizes that divide its heads and widths are {sizes}. The "
+        "numbers are those of the closed form, which does not ask."]
     return Result(numbers=numbers, charts=charts, num_steps=len(_WAYS), notes=(
+        *cannot,
+        "One device: all bytes are its own, and no collective is needed." if ways == 1 else
         f"{ways} devices: {step(1) / step(ways):.3g} times as fast, not {ways}; the rest is collectives"
         f"{' and copies of the cache' if closed.kv_copies(one.shape, ways) > 1 else ''}.",
         "The bytes divide; the latency of the collectives does not, and is the least certain number here.",

@@ -8,10 +8,10 @@ from ridgeline.ledger import closed
 from ridgeline.ledger.closed import Shape
 from ridgeline.planner.ask import Pictures
 from ridgeline.planner.encoders import encoders
-from ridgeline.planner.lab import Bar, Control, Lab, Result
+from ridgeline.planner.lab import Bar, Control, Lab, Number, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.forms import bars, chart, count, curve, gb, number
-from ridgeline.planner.labs.parts import ASSUMED, Values, choice, text, whole
+from ridgeline.planner.labs.forms import bars, both, chart, count, curve, gb, number
+from ridgeline.planner.labs.parts import ASSUMED, WORKSPACE, Values, choice, text, whole
 from ridgeline.planner.sight import Sight, look
 from ridgeline.spec.hardware import HardwareSpec, hardware
 
@@ -84,58 +84,57 @@ class Photo:
     def conversations(self, tokens: float) -> int:
         """Requests of so many tokens that fit."""
         return closed.max_sequences(self.device.marketed_bytes, self.weight_bytes, self.kv_bytes(tokens),
-                                    ASSUMED.workspace_bytes)
+                                    WORKSPACE)
 
 
-def _compute(values: Values) -> Result:
-    photo = Photo.of(values)
+def _numbers(photo: Photo) -> tuple[Number, ...]:
+    """The source's eight, then what stands behind them."""
     sight, stages, device, question = photo.sight, photo.stages_s, photo.device, photo.text_tokens
     kv, resident = photo.kv_bytes(photo.prompt_tokens), photo.conversations(photo.prompt_tokens)
     ttft, exact = sum(stages.values()), sight.tokens + question
+    pooled = "each tile's grid pooled by squares"
     asked, read_s = photo.prefill_s(question), photo.weight_bytes / device.bytes_per_s
-    numbers = (
+    return (
         number("patch_tokens", "Patch tokens", sight.patches, "tokens",
                "images * tiles * patches", f"{sight.tiles} * {sight.patches // sight.tiles}"),
-        number("visual_tokens", "Visual tokens", sight.nominal_tokens, "tokens", "patch tokens / pooling",
-               f"{sight.patches} / {photo.pictures.pooling}", "nominal"),
-        number("visual_tokens", "Visual tokens, each tile's grid pooled by squares", sight.tokens, "tokens",
-               "images * tiles * ceil(side / sqrt(pooling))^2", f"in {count(sight.tiles, 'tile')}", "exact"),
-        number("prompt_tokens", "Prompt tokens", photo.prompt_tokens, "tokens", "visual + text",
-               f"{sight.nominal_tokens:g} + {question}", "nominal"),
-        number("prompt_tokens", "Prompt tokens, pooled by squares", exact, "tokens", "visual + text",
-               f"{sight.tokens} + {question}", "exact"),
+        *both("visual_tokens", "Visual tokens", (sight.nominal_tokens, sight.tokens), "tokens",
+              ("patch tokens / pooling", "images * tiles * ceil(side / sqrt(pooling))^2"),
+              f"{sight.patches} / {photo.pictures.pooling}", pooled),
+        *both("prompt_tokens", "Prompt tokens", (photo.prompt_tokens, exact), "tokens",
+              ("visual + text",) * 2, f"{sight.nominal_tokens:g} + {question}", pooled),
         number("ttft", "TTFT", ttft, "s", "preprocess + encoder + prefill",
                " + ".join(f"{s * 1e3:.3g} ms" for s in stages.values()), "nominal"),
         number("vision_share", "Vision share of TTFT", 1 - stages["prefill"] / ttft, "share",
                "(preprocess + encoder) / TTFT", f"1 - {stages['prefill']:.3g} s / {ttft:.3g} s", "nominal"),
-        number("kv_per_request", "KV per request", kv, "bytes", "prompt tokens * KV per token",
-               f"{photo.prompt_tokens:g} * {photo.kv_bytes(1):g} B", "nominal"),
-        number("kv_per_request", "KV per request, pooled by squares", photo.kv_bytes(exact), "bytes",
-               "prompt tokens * KV per token", f"{exact} * {photo.kv_bytes(1):g} B", "exact"),
-        number("conversations", "Concurrent conversations", resident, "conversations",
-               "floor((memory - bf16 weights - workspace) / KV per request)",
-               f"({gb(device.marketed_bytes)} - {gb(photo.weight_bytes)} - 2 GB) / {gb(kv)}", "nominal"),
-        number("conversations", "Concurrent conversations, pooled by squares", photo.conversations(exact),
-               "conversations", "the same", "", "exact"),
+        *both("kv_per_request", "KV per request", (kv, photo.kv_bytes(exact)), "bytes",
+              ("prompt tokens * KV per token",) * 2, f"{photo.prompt_tokens:g} * {photo.kv_bytes(1):g} B",
+              pooled),
+        *both("conversations", "Concurrent conversations", (resident, photo.conversations(exact)),
+              "conversations", ("floor((memory - bf16 weights - workspace) / KV per request)",) * 2,
+              f"({gb(device.marketed_bytes)} - {gb(photo.weight_bytes)} - {gb(WORKSPACE)}) / {gb(kv)}",
+              pooled),
         number("text_ratio", "Visual tokens for each of the text", sight.nominal_tokens / question, "",
                "visual / text tokens", f"{sight.nominal_tokens:g} / {question}", "nominal"),
         number("preprocess", "Preprocessing on a processor", stages["preprocess"], "s", "tiles * time a tile",
                f"{sight.tiles} * {ASSUMED.tile_s * 1e3:g} ms (assumed)"),
-        number("encoder", "Vision encoder", stages["vision encoder"], "s",
-               "tiles (2Pn + 4Ln^2d) / (peak * share)",
-               f"{sight.nominal_flops:.3g} FLOP, {ASSUMED.encoder:.0%} of {device.peak_rate:.3g}", "nominal"),
-        number("encoder", "Vision encoder, its blocks and connector" if encoders()[sight.encoder].described
-               else "Vision encoder, of which no more is known", photo.encoder_s(sight.flops), "s",
-               "FLOPs of its matrices and of its windows' attention / (peak * share)",
-               f"{sight.flops:.3g} FLOP, {ASSUMED.encoder:.0%} of {device.peak_rate:.3g}", "exact"),
+        *both("encoder", "Vision encoder", (stages["vision encoder"], photo.encoder_s(sight.flops)),
+              "s", ("tiles (2Pn + 4Ln^2d) / (peak * share)",
+                    "FLOPs of its matrices and of its windows' attention / (peak * share)"),
+              f"{sight.nominal_flops:.3g} FLOP, {ASSUMED.encoder:.0%} of {device.peak_rate:.3g}",
+              "its blocks and connector" if encoders()[sight.encoder].described else "all that is known"),
         number("prefill", "Prefill", stages["prefill"], "s", "(2PN + 2LN^2d) / (peak * share)",
                f"{photo.prompt_flops:.3g} FLOP, {ASSUMED.prefill:.0%} of {device.peak_rate:.3g}", "nominal"),
         number("image_share", "Share of TTFT that the image is to blame for", 1 - asked / ttft, "share",
                "1 - text-only prefill / TTFT", f"1 - {asked:.3g} s / {ttft:.3g} s", "nominal"),
-        number("ttft_text", "TTFT of the text alone, by FLOPs", asked, "s", "(2PN + 2LN^2d) / (peak * share)",
-               count(question, "token"), "nominal"),
-        number("ttft_text", "The same, with the weights read", max(asked, read_s), "s",
-               "max(FLOPs time, weights / bandwidth)", gb(photo.weight_bytes), "exact"))
+        *both("ttft_text", "TTFT of the text alone", (asked, max(asked, read_s)), "s",
+              ("(2PN + 2LN^2d) / (peak * share)", "max(FLOPs time, weights / bandwidth)"),
+              count(question, "token"), "with the weights read"))
+
+
+def _compute(values: Values) -> Result:
+    photo = Photo.of(values)
+    device, kv = photo.device, photo.kv_bytes(photo.prompt_tokens)
+    stages, resident = photo.stages_s, photo.conversations(photo.prompt_tokens)
     tiles, tiled = tuple(range(1, 26)), whole(values, "tiles")
     charts = (
         chart("ttft", "What stacks up before the first token", "", "s",
@@ -146,9 +145,9 @@ def _compute(values: Values) -> Result:
               curve("conversations", tiles,
                     lambda n: photo.conversations(photo.cut(n).prompt_tokens))))
     bar = Bar(key="memory", title=device.name, total=device.marketed_bytes,
-              parts=(("weights", photo.weight_bytes), ("workspace", ASSUMED.workspace_bytes),
+              parts=(("weights", photo.weight_bytes), ("workspace", WORKSPACE),
                      (count(resident, "conversation"), resident * kv)))
-    return Result(numbers=numbers, charts=charts, bars=(bar,), notes=(
+    return Result(numbers=_numbers(photo), charts=charts, bars=(bar,), notes=(
         "An image is not one token of cost: it is prefill and cache that grow with its tiles.",
         "Preprocessing is the crudest number here: it runs on a processor and no GPU profile shows it.",
         "A second question about the same image is a short prompt where its prefix is cached.",
