@@ -140,8 +140,10 @@ def test_a_page_fits_its_window_and_takes_the_systems_colours(
             seen.page.emulate_media(color_scheme="dark" if dark else "light")
             ground = seen.page.evaluate(f"({lightness})(getComputedStyle(document.body).backgroundColor)")
             assert ground < 60 if dark else ground > 200
-            papers = seen.page.evaluate(f"{plots}.map(p => p.layout.paper_bgcolor)")
-            assert all(int(paper[1:3], 16) < 60 if dark else int(paper[1:3], 16) > 200 for paper in papers)
+            lit = "< 60" if dark else "> 200"
+            seen.page.wait_for_function(
+                f"() => {plots}.every((p) => parseInt(p.layout.paper_bgcolor.slice(1, 3), 16) {lit})"
+            )
 
 
 @EACH

@@ -61,11 +61,14 @@ def _growing(values: Values) -> Result:
                f"{bare:.4g} / ({case.shape.num_layers} * {case.shape.width:g})"),
         number("flops_ratio", "FLOPs a parameter and token, training over inference",
                training.TRAINING_FLOPS / training.INFERENCE_FLOPS, "", "6 / 2"))
+    trained_s = training.TRAINING_FLOPS / training.INFERENCE_FLOPS * case.prompt_s(prompt + output)
     charts = (
-        chart("steps", "Time of a step", "", "s", *bars(names, {"request": seconds})),
-        chart("state", "State of the request", "", "bytes", *bars(names, {"KV cache": state})))
+        chart("steps", "Time of a step", "", "s", *bars(names, {
+            "request": seconds, "training on the same text": [trained_s] * step})),
+        chart("state", "State that a step leaves", "", "bytes", *bars(names, {
+            "request's cache": state, "training run": [held.low] * step}), log="y"))
     return Result(numbers=numbers, charts=charts, num_steps=_STEPS, notes=(
-        f"{names[-1]}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
+        f"{names[-1].capitalize()}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
         "One wide step that computes, then a tail of narrow ones that read; and what they read grows.",
         "A training step has the same time and the same memory on every day of the run.",
         "The two phases disturb each other in one batch: both want the memory's bandwidth."))

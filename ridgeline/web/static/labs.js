@@ -138,7 +138,7 @@ function parted(text) {
 
 const tag = (one) => (one.reading ? [" ", make("i", { class: "tag" }, one.reading)] : []);
 
-const typeset = (formula) => formula.replace(/(\d)e\+?(-?)0?(\d+)/g, "$1e$2$3").replaceAll(" * ", " · ").replace(/\^2\b/g, "²").replaceAll("<=", "≤").replaceAll(" - ", " − ");
+const typeset = (formula) => formula.replace(/(\d)e\+?(-?)0?(\d+)/g, "$1e$2$3").replaceAll(" * ", " · ").replace(/\^2(?!\d)/g, "²").replaceAll("<=", "≤").replaceAll(" - ", " − ");
 
 function row(one) {
   const how = make("td", { class: "how" });
