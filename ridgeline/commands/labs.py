@@ -16,11 +16,11 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from ridgeline.base.sockets import bound, url
-    from ridgeline.planner.labs.table import LABS
+    from ridgeline.planner.labs import load_labs
     from ridgeline.web.app import labs_app
 
     with bound(args.host, args.port) as listener:
-        app = labs_app(LABS)
+        app = labs_app(load_labs)
         listener.listen()
         print(f"labs on {url(args.host, listener)}/labs", flush=True)
         options = uvicorn.Config(app, lifespan="off", log_level="warning", server_header=False)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _pages() -> "Sequence[BaseRoute]":
     """The labs beside the API: the server knows them as routes alone."""
-    from ridgeline.planner.labs.table import LABS
+    from ridgeline.planner.labs import load_labs
     from ridgeline.web.app import labs_routes
 
-    return labs_routes(LABS)
+    return labs_routes(load_labs)

@@ -31,7 +31,8 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """One output. value in `unit` (bytes, s, FLOP, tok/s, "" for a ratio or a count). formula: with symbols;
+    """One output. value in `unit` (bytes, s, FLOP, tok/s, "" for a ratio or a count, "share" for a part of a
+    whole, which people read as a percentage). formula: with symbols;
     inputs: the same with this state's numbers. reading: "nominal", "exact" or "" where both are one."""
 
     key: str

@@ -103,7 +103,7 @@ class Workshop:
         """ConfigError, naming the flag and what works, where the ask cannot be met by any arithmetic."""
         found, device = self.model(ask), self.device(ask)
         spec = found.spec
-        sight = look(ask.pictures, spec) if ask.pictures else None
+        sight = look(ask.pictures, spec.vision) if ask.pictures else None
         ask = replace(ask, prompt=ask.prompt + sight.tokens) if sight else ask
         layout, choices = choose_layout(ask, spec)
         name, formats, packed = formats_of(ask, found)

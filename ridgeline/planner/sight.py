@@ -9,9 +9,10 @@ from math import ceil, isqrt
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
+from ridgeline.blocks.vision.spec import VisionSpec
 from ridgeline.ledger import closed
 from ridgeline.planner.ask import Pictures
-from ridgeline.spec.model import ModelSpec
+from ridgeline.planner.encoders import encoders
 
 _ELEMENT = 2  # bytes of a weight; encoders are not packed
 
@@ -33,11 +34,14 @@ class Sight:
     added_bytes: float
 
 
-def look(pictures: Pictures, spec: ModelSpec) -> Sight:
-    """ConfigError where neither the model nor the ask names an encoder, or the tiles are not known."""
-    if pictures.encoder is None and spec.vision is None:
+def look(pictures: Pictures, own: VisionSpec | None) -> Sight:
+    """own: the model's encoder. ConfigError where neither it nor the ask names one, or the tiles are not
+    known."""
+    if pictures.encoder is not None:
+        return _named(pictures, pictures.encoder)
+    if own is None:
         raise ConfigError("--images needs --vision-encoder: this model has no encoder of its own")
-    return _own(pictures, spec) if pictures.encoder is None else _named(pictures, pictures.encoder)
+    return _own(pictures, own)
 
 
 def _pooled(side: int, pooling: int) -> int:
@@ -45,9 +49,7 @@ def _pooled(side: int, pooling: int) -> int:
     return closed.pooled_tokens(side, pooling) if isqrt(pooling) ** 2 == pooling else ceil(side**2 / pooling)
 
 
-def _own(pictures: Pictures, spec: ModelSpec) -> Sight:
-    vision = spec.vision
-    assert vision is not None
+def _own(pictures: Pictures, vision: VisionSpec) -> Sight:
     tiles = pictures.images * (pictures.tiles or vision.max_tiles + vision.overview)
     patches, pooling = tiles * vision.tile_patches, pictures.pooling or vision.merge**2
     each = vision.tile_tokens if pictures.pooling is None else _pooled(isqrt(vision.tile_patches), pooling)
@@ -61,15 +63,14 @@ def _own(pictures: Pictures, spec: ModelSpec) -> Sight:
 
 
 def _named(pictures: Pictures, name: str) -> Sight:
-    from ridgeline.planner.labs.image import ENCODERS
-
-    short = {key.split(",")[0]: one for key, one in reversed(ENCODERS.items())}
-    encoder = Table("vision encoder", {**ENCODERS, **short})[name.lower()]
+    known = encoders()
+    short = {key.split(",")[0]: known[key] for key in reversed(list(known))}
+    encoder = Table("vision encoder", {**known, **short})[name.lower()]
     if pictures.tiles is None:
         raise ConfigError(f"--tiles is missing: {name} says nothing of how an image is cut; 13 is usual")
     tiles, pooling = pictures.images * pictures.tiles, pictures.pooling or 1
-    patches = tiles * encoder.patches
-    flops = closed.encoder_flops(encoder.params, encoder.num_layers, encoder.width, encoder.patches, tiles)
-    return Sight(encoder=name, tiles=tiles, patches=patches, tokens=tiles * _pooled(encoder.side, pooling),
-                 nominal_tokens=closed.visual_tokens(patches, pooling), flops=flops, nominal_flops=flops,
+    patches, tokens = tiles * encoder.patches, tiles * _pooled(encoder.side, pooling)
+    return Sight(encoder=name, tiles=tiles, patches=patches, tokens=tokens,
+                 nominal_tokens=closed.visual_tokens(patches, pooling), flops=encoder.flops(tiles, tokens),
+                 nominal_flops=encoder.nominal_flops(tiles),
                  weights_bytes=encoder.params * _ELEMENT, added_bytes=encoder.params * _ELEMENT)

@@ -1,7 +1,7 @@
 """The outermost layer: request ids, API keys and cross-origin rules, before any route is looked up.
 
-Open without a key: exactly the paths in OPEN, spelled as they are there. Everything else needs one, unknown
-paths too.
+Open without a key: exactly the paths in OPEN, spelled as they are there, and the trees that the app names.
+Everything else needs one, unknown paths too.
 """
 
 import hashlib
@@ -38,11 +38,15 @@ class Keys:
 
 
 class Access:
-    """ASGI layer around the app. origins: who may call from a browser ("*" for all); empty turns CORS off."""
+    """ASGI layer around the app. origins: who may call from a browser ("*" for all); empty turns CORS off.
+    open_trees: first segments of the paths that take no key."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, origins: Iterable[str] = (), open_trees: Iterable[str] = ()
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._open_trees = frozenset(open_trees)
         self._origins = frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,10 +70,13 @@ class Access:
         if self._is_preflight(scope, headers):
             await send_with_headers({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
-        elif scope["path"] not in OPEN and not self._keys.allow(headers.get(b"authorization", b"")):
+        elif not self._is_open(scope["path"]) and not self._keys.allow(headers.get(b"authorization", b"")):
             await _refuse(send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
+
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN or path.removeprefix("/").partition("/")[0] in self._open_trees
 
     def _is_preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         asks = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers

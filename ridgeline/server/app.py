@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from ridgeline.base.errors import EngineDeadError, RequestError
@@ -33,7 +33,8 @@ _JSON = "application/json"
 def build_app(
     api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (), pages: Sequence[BaseRoute] = ()
 ) -> ASGIApp:
-    """The whole server as an ASGI app. pages: routes of others, behind the same keys."""
+    """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
+    nothing of clients: they, and all below their first segments, are open."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -42,7 +43,8 @@ def build_app(
     _add_operation(app, api, health)
     describe_bodies(app)
     app.router.routes.extend(pages)
-    return Access(app, keys=keys, origins=origins)
+    trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
+    return Access(app, keys=keys, origins=origins, open_trees=trees)
 
 
 def _add_generation(app: FastAPI, api: OpenAI) -> None:

@@ -7,7 +7,8 @@ import difflib
 import gzip
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.planner.lab import Lab, Value
 from ridgeline.web.show import lab_data, result_data
 
+Groups = Mapping[str, Sequence[Lab]]  # what the index shows, by its headings
 _HERE = Path(__file__).parent
 _HEADERS = {
     # The plot library writes style attributes; scripts come from this host's files alone.
@@ -34,14 +36,15 @@ _HEADERS = {
 }
 
 
-def labs_app(labs: Iterable[Lab]) -> Starlette:
+def labs_app(load: Callable[[], Groups]) -> Starlette:
     """The labs as an app of their own; / leads to them."""
-    return Starlette(routes=[Route("/", lambda request: RedirectResponse("labs")), *labs_routes(labs)])
+    return Starlette(routes=[Route("/", lambda request: RedirectResponse("labs")), *labs_routes(load)])
 
 
-def labs_routes(labs: Iterable[Lab]) -> list[BaseRoute]:
-    """The routes under /labs, for any app. Handlers run in threads: a slow lab holds up no event loop."""
-    site = _Site({lab.key: lab for lab in labs})
+def labs_routes(load: Callable[[], Groups]) -> list[BaseRoute]:
+    """The routes under /labs, for any app. load: called at the first page, for what it imports takes time.
+    Handlers run in threads: a slow lab holds up no event loop."""
+    site = _Site(load)
     return [
         Route("/labs", site.index),
         Route("/labs/", lambda request: RedirectResponse("../labs")),
@@ -53,10 +56,11 @@ def labs_routes(labs: Iterable[Lab]) -> list[BaseRoute]:
 
 
 class _Site:
-    """What the routes share: the labs, the templates, and the files by name."""
+    """What the routes share: the labs, the templates, and the files by name. Labs compute one at a time, so
+    that a crowd of visitors takes one thread from whatever else the process does."""
 
-    def __init__(self, labs: Mapping[str, Lab]) -> None:
-        self._labs = labs
+    def __init__(self, load: Callable[[], Groups]) -> None:
+        self._load, self._turn = load, threading.Lock()
         self._files = {path.name: path for path in (_HERE / "static").iterdir()}
         self._plotly = f"plotly-{version('plotly')}.min.js"
         self._files[self._plotly] = _plot_library()
@@ -65,11 +69,17 @@ class _Site:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
 
+    @cached_property
+    def _groups(self) -> Groups:
+        return self._load()
+
+    @cached_property
+    def _labs(self) -> Mapping[str, Lab]:
+        return {lab.key: lab for labs in self._groups.values() for lab in labs}
+
     def index(self, request: Request) -> Response:
         """All labs, by title."""
-        stepped = [lab for lab in self._labs.values() if any(c.key == "step" for c in lab.controls)]
-        groups = {"labs": [lab for lab in self._labs.values() if lab not in stepped], "figures": stepped}
-        return self._html(request, "index.html", groups=groups)
+        return self._html(request, "index.html")
 
     def page(self, request: Request) -> Response:
         """One lab with its controls as the query says; what the query has wrong, the script will show."""
@@ -110,7 +120,8 @@ class _Site:
             given[key] = text
         state = lab.state(given)
         try:
-            result = lab.compute(state)
+            with self._turn:
+                result = lab.compute(state)
         except ConfigError as error:
             named = [word for word in re.findall(r"\w+", str(error)) if word in state]
             return _refusal(str(error), named[0] if named else None)
@@ -140,7 +151,7 @@ class _Site:
 
     def _html(self, request: Request, name: str, status: int = 200, **given: Any) -> Response:
         root = request.scope.get("root_path", "").rstrip("/") + "/labs"
-        text = self._templates.get_template(name).render(root=root, labs=list(self._labs.values()), **given)
+        text = self._templates.get_template(name).render(root=root, groups=self._groups, **given)
         headers = {**_HEADERS, "cache-control": "no-cache"}
         return Response(text, status, media_type="text/html", headers=headers)
 

@@ -29,9 +29,12 @@ def texts(value: Value, unit: str) -> tuple[str, str]:
     if unit in _PREFIXED:
         size = next(((name, size) for name, size in _PREFIXES if abs(value) >= size), ("", 1.0))
         return f"{figures(value / size[1])} {size[0]}{unit}", ""
+    if unit == "share":
+        return f"{figures(100 * value)}%", ""
     if unit == "USD":
         return f"${value:,.2f}" if abs(value) >= 0.1 else f"${figures(value)}", ""
     whole = unit.isalpha() and value == int(value)  # so many tokens, sequences
+    unit = unit.removesuffix("s") if whole and value == 1 else unit
     return f"{figures(int(value) if whole else value)}{'' if unit == '%' else ' '}{unit}".rstrip(), ""
 
 

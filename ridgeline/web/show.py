@@ -70,7 +70,7 @@ def _bar(bar: Bar) -> dict[str, Any]:
         "key": bar.key, "title": bar.title, "unit": bar.unit, "parts": [part(*p) for p in bar.parts],
         "total": part("capacity", bar.total), "used": part("used", used),
         "rest": part("free" if rest >= 0 else "does not fit", abs(rest)), "fits": rest >= 0,
-        "percent": f"{figures(100 * used / bar.total)} %" if bar.total else "",
+        "percent": f"{figures(100 * used / bar.total)}%" if bar.total else "",
     }  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.planner.ask import WEIGHTS, Ask
 from ridgeline.planner.lab import Control, Lab, Result, Value
 from ridgeline.planner.labs.table import LABS
+from ridgeline.planner.plan import plan
 
 BY_KEY = {lab.key: lab for lab in LABS}
 EVERY_LAB = pytest.mark.parametrize("lab", LABS, ids=list(BY_KEY))
@@ -85,6 +87,53 @@ STATED: tuple[tuple[str, dict[str, Value], str, str, int], ...] = (
 def test_stated_numbers(lab: str, values: dict[str, Value], key: str, identity: str, part: int) -> None:
     value, tolerance = seed(identity, part)
     assert numbers(lab, **values)[key] == pytest.approx(value, rel=tolerance + 1e-9)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("device", "gpu"), [("h100-sxm", "h100"), ("rtx-3090", "rtx-3090")])
+def test_the_serving_lab_and_a_plan_take_formats_alike(weights: str, device: str, gpu: str) -> None:
+    """The same arithmetic, native where the device has it, and the same exact outputs key by key."""
+    lab = BY_KEY["serving"]
+    found = lab.compute(lab.state({"weights": weights, "device": device}))
+    exact = {number.key: number.value for number in found.numbers if number.reading == "exact"}
+    asked = plan(Ask(model="llama-3-8b", gpu=gpu, weights=weights, prompt=2048, output=256, batch=16)).exact
+    told = {"ttft": asked.ttft_s, "tpot": asked.tpot_s, "e2e": asked.e2e_s, "intensity": asked.intensity,
+            "kv_share": asked.kv_share_of_step, "output_tok_s": asked.output_tok_s,
+            "user_tok_s": asked.per_user_tok_s}
+    assert {key: exact[key] for key in told} == pytest.approx(told)
+
+
+def test_the_batching_lab_and_a_plan_have_the_same_limits() -> None:
+    lab = BY_KEY["batching"]
+    for model in ("llama-3-8b", "mixtral-8x7b"):
+        found = lab.compute(lab.state({"model": model, "device": "h200"}))
+        exact = {number.key: number.value for number in found.numbers if number.reading == "exact"}
+        asked = plan(Ask(model=model, gpu="h200", weights="bf16", prompt=8191, output=2)).exact
+        told = {"b_star": asked.b_star, "b_cross": asked.b_cross,
+                "intensity_ceiling": asked.intensity_ceiling,
+                "throughput_ceiling": asked.throughput_ceiling_tok_s}
+        assert {key: exact[key] for key in told} == pytest.approx(told)
+
+
+def test_a_described_encoder_is_counted_by_its_blocks() -> None:
+    """The named one by the closed form alone, in both readings."""
+    lab, both = BY_KEY["image"], {}
+    for name in next(control for control in lab.controls if control.key == "encoder").choices:
+        found = lab.compute(lab.state({"encoder": name}))
+        both[name] = {one.reading: float(one.value) for one in found.numbers if one.key == "encoder"}
+    assert both["so400m, 384 px"]["exact"] == both["so400m, 384 px"]["nominal"]
+    described = [one for name, one in both.items() if name.startswith("of ")]
+    assert described and all(0.7 < one["exact"] / one["nominal"] < 1.4 for one in described)
+    assert all(one["exact"] != one["nominal"] for one in described)
+
+
+def test_degrees_that_divide_no_head_are_marked() -> None:
+    for model, ways in (("falcon-7b", 2), ("llama-3-8b", 4)):
+        lab = BY_KEY["tensor-parallel"]
+        found = lab.compute(lab.state({"model": model, "step": ways.bit_length()}))
+        works = next(number for number in found.numbers if number.key == "divides")
+        assert works.value is (model == "llama-3-8b")
+        assert ("cannot share" in found.notes[0]) is not works.value
 
 
 def ends(control: Control) -> tuple[Value, ...]:

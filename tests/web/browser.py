@@ -21,7 +21,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 def served(labs: Sequence[Lab]) -> Iterator[str]:
     """The labs on a free port, by their address."""
     with bound("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(labs_app(labs), lifespan="off", log_level="warning"))
+        app = labs_app(lambda: {"all": labs})
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
@@ -60,9 +61,11 @@ class Look:
         self.page.wait_for_function("() => [...document.querySelectorAll('.plot')].every((p) => p.data)")
 
     def settled(self) -> None:
-        """The newest question has its answer, and the page shows it."""
-        self.page.wait_for_timeout(150)
-        self.page.wait_for_selector("#results[aria-busy=false]")
+        """The newest question has its answer, and the page shows it: of the state in its address."""
+        self.page.wait_for_function(
+            "() => document.querySelector('.lab').dataset.shown === location.search"
+            " && document.getElementById('results').ariaBusy === 'false'"
+        )
 
     def values(self) -> dict[str, str]:
         """The table of numbers: value by key and label."""

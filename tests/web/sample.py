@@ -150,4 +150,4 @@ CHAIN = Lab(
     controls=(Control(key="step", label="Step", kind="number", default=1, low=1, high=8, step=1),),
     compute=_chain,
 )
-LABS = (CACHE, CHAIN)
+GROUPS = {"Labs": (CACHE,), "Figures": (CHAIN,)}

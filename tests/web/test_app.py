@@ -14,21 +14,23 @@ from starlette.testclient import TestClient
 
 import ridgeline.web
 from ridgeline.planner.lab import Lab
+from ridgeline.planner.labs import load_labs
 from ridgeline.planner.labs.table import LABS as OURS
 from ridgeline.web.app import labs_app, labs_routes
-from tests.web.sample import CACHE, CHAIN, LABS
+from tests.web.sample import CACHE, CHAIN, GROUPS
 
 STATIC = Path(ridgeline.web.__file__).parent / "static"
+LABS = (CACHE, CHAIN)
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(labs_app(LABS))
+    return TestClient(labs_app(lambda: GROUPS))
 
 
 @pytest.fixture(scope="module")
 def ours() -> TestClient:
-    return TestClient(labs_app(OURS))
+    return TestClient(labs_app(load_labs))
 
 
 def strict(body: str) -> Any:
@@ -216,7 +218,7 @@ def test_no_path_leads_out_of_the_files(client: TestClient, name: str) -> None:
 
 
 def test_the_labs_work_under_a_prefix() -> None:
-    app = Starlette(routes=[Mount("/tools", Starlette(routes=labs_routes(LABS)))])
+    app = Starlette(routes=[Mount("/tools", Starlette(routes=labs_routes(lambda: GROUPS)))])
     page = TestClient(app).get(f"/tools/labs/{CACHE.key}").text
     links = re.findall(r'(?:href|src|data-api)="([^"#]+)"', page)
     assert links and all(link.startswith("/tools/labs") for link in links)

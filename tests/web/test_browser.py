@@ -77,10 +77,11 @@ def test_each_control_changes_what_the_ledger_gives_and_the_page_shows_it(
 ) -> None:
     steps = [control for control in lab.controls if control.key == "step"]
     last = f"?step={steps[0].high}" if steps else ""  # where every control has its say
-    for control in lab.controls:
-        with look(page, base) as seen:
-            seen.open(f"/labs/{lab.key}" + (last if control.key != "step" else ""))
-            plain = seen.api()
+    with look(page, base) as seen:
+        seen.open(f"/labs/{lab.key}{last}")
+        plain = seen.api()
+        start = plain["state"]
+        for control in lab.controls:
             for value in _others(control):
                 _set(seen, control, value)
                 if seen.page.locator("#results.stale").count():
@@ -93,6 +94,7 @@ def test_each_control_changes_what_the_ledger_gives_and_the_page_shows_it(
                     break
             else:
                 pytest.fail(f"{control.key} changes nothing")
+            _set(seen, control, str(start[control.key]).lower())
             seen.complaints[:] = [text for text in seen.complaints if "status of 400" not in text]
 
 
@@ -119,23 +121,47 @@ def test_an_address_is_a_state(page: Any, base: str, lab: Lab) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("first", [360, 1440])
 def test_a_page_fits_its_window_and_takes_the_systems_colours(
-    page: Any, base: str, lab: Lab, dark: bool, width: int
+    page: Any, base: str, lab: Lab, first: int
 ) -> None:
-    with look(page, base, width=width, dark=dark) as seen:
+    """Opened on a phone or on a wide screen, and then in windows of other widths and in both colours."""
+    plots = "[...document.querySelectorAll('.plot')]"
+    lightness = "(c) => Math.max(...c.match(/\\d+/g).slice(0, 3).map(Number))"
+    with look(page, base, width=first) as seen:
         seen.open(f"/labs/{lab.key}")
-        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert seen.page.evaluate(
-            "[...document.querySelectorAll('.plot')]"
-            ".every((p) => p.querySelector('svg').clientWidth <= p.clientWidth)"
+        for width in (first, 768, 360, 1440):
+            seen.page.set_viewport_size({"width": width, "height": 800})
+            seen.page.wait_for_function(
+                f"() => {plots}.every((p) => p.querySelector('svg').clientWidth === p.clientWidth)"
+            )
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        for dark in (True, False):
+            seen.page.emulate_media(color_scheme="dark" if dark else "light")
+            ground = seen.page.evaluate(f"({lightness})(getComputedStyle(document.body).backgroundColor)")
+            assert ground < 60 if dark else ground > 200
+            lit = "< 60" if dark else "> 200"
+            seen.page.wait_for_function(
+                f"() => {plots}.every((p) => parseInt(p.layout.paper_bgcolor.slice(1, 3), 16) {lit})"
+            )
+
+
+@EACH
+def test_the_steps_come_before_the_controls_and_these_before_the_results(
+    page: Any, base: str, lab: Lab
+) -> None:
+    """On a phone too, where the steps stay in sight."""
+    with look(page, base, width=360) as seen:
+        seen.open(f"/labs/{lab.key}")
+        tops = seen.page.evaluate(
+            "[...document.querySelector('.lab').children].filter((e) => e.offsetHeight)"
+            ".map((e) => [e.id, e.offsetTop])"
         )
-        lightness = "(c) => Math.max(...c.match(/\\d+/g).slice(0, 3).map(Number))"
-        ground = seen.page.evaluate(f"({lightness})(getComputedStyle(document.body).backgroundColor)")
-        assert ground < 60 if dark else ground > 200
-        papers = seen.page.eval_on_selector_all(".plot", "plots => plots.map(p => p.layout.paper_bgcolor)")
-        assert all(int(paper[1:3], 16) < 60 if dark else int(paper[1:3], 16) > 200 for paper in papers)
+        assert [name for name, _ in sorted(tops, key=lambda one: one[1])] == [name for name, _ in tops]
+        assert [name for name, _ in tops if name != "controls"][-1] == "results"
+        if seen.page.locator("#stepper").count():
+            seen.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+            assert seen.page.locator("#stepper").bounding_box()["y"] >= 0
 
 
 def test_the_theme_can_be_chosen_and_is_kept(page: Any, base: str) -> None:

@@ -5,9 +5,11 @@ bandwidth-bound to Distributed inference."""
 from dataclasses import replace
 
 from ridgeline.ledger import closed
+from ridgeline.ledger.layout import tensor_sizes
 from ridgeline.planner.lab import Lab, Result, Series
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, bars, chart, curve, gb, number, spread, whole
+from ridgeline.planner.labs.forms import bars, both, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, whole
 
 _SIZES = (1e9, 3e9, 8e9, 13e9, 34e9, 70e9, 405e9)
 _READING = (5.0, 15.0)  # tokens/s: about 250 words a minute, and three times as fast; assumed
@@ -28,12 +30,11 @@ def _wall(values: Values) -> Result:
                "s_w P / bandwidth", f"{case.s_w:g} * {params:g} / {beta:.4g}", "nominal"),
         number("size_tok_s", "Its ceiling, one sequence", beta / (case.s_w * params), "tok/s",
                "bandwidth / (s_w P)", "", "nominal"),
-        number("empty_step", f"Step of {case.model}, empty cache", empty, "s", "s_w P / bandwidth",
-               f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "nominal"),
-        number("empty_step", "The same, what is really read", case.decode(1, 1).floor_s, "s",
-               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        *both("empty_step", f"Step of {case.model}, empty cache", (empty, case.decode(1, 1).floor_s), "s",
+              ("s_w P / bandwidth", "sum of lines' max(bytes, FLOPs) times"),
+              f"{gb(case.weight_bytes)} / {beta / 1e12:.4g} TB/s", "what is really read"),
         number("empty_tok_s", "Its ceiling", 1 / empty, "tok/s", "1 / step", "", "nominal"),
-        number("peak_share", "Share of the peak", flops / empty / case.rate, "", "FLOPs / step / peak",
+        number("peak_share", "Share of the peak", flops / empty / case.rate, "share", "FLOPs / step / peak",
                f"{flops:.3g} / {empty:.3g} / {case.rate:.3g}", "nominal"),
         number("step", "Step at this context", step, "s", "(s_w P + KV) / bandwidth",
                f"({gb(case.weight_bytes)} + {gb(case.sequence_bytes(context))}) / {beta / 1e12:.4g} TB/s",
@@ -41,7 +42,7 @@ def _wall(values: Values) -> Result:
         number("slower", "Slower than with an empty cache", step / empty, "", "step / step", "", "nominal"),
         number("implied", "Bandwidth that the quoted rate implies", implied, "bytes/s",
                "quoted tok/s * weights", f"{claimed:g} * {gb(case.weight_bytes)}", "nominal"),
-        number("implied_share", "Of the device's", implied / beta, "", "implied / bandwidth"))
+        number("implied_share", "Of the device's", implied / beta, "share", "implied / bandwidth"))
     sizes, lengths = spread(0.5e9, 500e9), spread(512, 131072)
     kinds = {name: replace(case, weights=name).s_w for name in ("bf16", "fp8", "int4")}
     charts = (
@@ -80,7 +81,7 @@ def _bending(values: Values) -> Result:
         number("weights_only", "Without the caches it were", 2 * batch / case.s_w, "FLOP/B", "2B / s_w", "",
                "nominal"),
         number("ceiling", "Ceiling", ceiling, "FLOP/B", "2P / KV + 2g / s_c", "", "nominal"),
-        number("ceiling_share", "Ceiling over the ridge", ceiling / case.balance, "", "I / I*"),
+        number("ceiling_share", "Ceiling over the ridge", ceiling / case.balance, "share", "I / I*"),
         number("limit", "Ceiling of the longest contexts",
                closed.decode_attention_intensity(shape.group, case.s_c), "FLOP/B", "2g / s_c"),
         number("b_cross", "B_cross", cross, "sequences", "weights / KV", "", "nominal"))
@@ -108,9 +109,9 @@ def _quantization(values: Values) -> Result:
     decode, prefill = case.step_s(batch, context), case.prompt_s(prompt)
     numbers = (
         number("edit", "Weights / cache", names[at]),
-        number("decode", "Decode step", decode, "s", "(s_w P + B KV) / bandwidth", "", "nominal"),
-        number("decode", "Decode step, scales and tables as held", case.decode(batch, context).floor_s, "s",
-               "sum of lines' max(bytes, FLOPs) times", "", "exact"),
+        *both("decode", "Decode step", (decode, case.decode(batch, context).floor_s), "s",
+              ("(s_w P + B KV) / bandwidth", "sum of lines' max(bytes, FLOPs) times"), "",
+              "scales and tables as held"),
         number("decode_gain", "Decode, times as fast", plain.step_s(batch, context) / decode),
         number("prefill", "Prefill", prefill, "s", "(2PN + 2LN^2d) / (peak * share) [+ unpacking]", "",
                "nominal"),
@@ -168,13 +169,13 @@ def _speculation(values: Values) -> Result:
     rates = tuple(i / 20 for i in range(21))
     charts = (
         chart("tokens", "Tokens a verification", "acceptance", "tokens",
-              *(Series(name=f"{k} drafts", x=rates, y=tuple(closed.expected_tokens(a, k) for a in rates))
+              *(Series(name=count(k, "draft"), x=rates, y=tuple(closed.expected_tokens(a, k) for a in rates))
                 for k in sorted({1, 2, 4, 8, drafts})), at_x={"here": alpha}),
         chart("closing", "Speed-up against batch", "sequences", "times",
               curve("speed-up", spread(1, 1024), gain), log="x", at_x={"ridge": star / (drafts + 1)},
               at_y={"no gain": 1.0}))
     return Result(numbers=numbers, charts=charts, num_steps=_DRAFTS, notes=(
-        f"{drafts} drafts at batch {batch}: {batch * (drafts + 1)} rows, "
+        f"{count(drafts, 'draft')} at batch {batch}: {batch * (drafts + 1)} rows, "
         f"{'past' if batch * (drafts + 1) > star else 'below'} the ridge at {star:.0f}.",
         "The weights and the cache are read once, however many positions are verified.",
         "Past the ridge every rejected draft costs time: what speculation spends has been sold by then.",
@@ -192,14 +193,17 @@ def _scaling(values: Values) -> Result:
         return closed.step_seconds(one.shape, batch, context, one.s_w, one.s_c, one.device.bytes_per_s, n,
                                    latency)
 
-    count = closed.num_collectives(one.shape, ways)
+    num, works = closed.num_collectives(one.shape, ways), tensor_sizes(parts.model(one.model))
+    sizes = ", ".join(map(str, works))
     numbers = (
         number("ways", "Devices", ways),
+        number("divides", "They divide the model's heads and widths", ways in works, "", "sizes that work",
+               sizes),
         number("step", "Step", step(ways), "s", "(weights / n + B KV / min(n, n_kv)) / bandwidth + 2L t",
-               f"{gb(case.held(batch, context))} each, + {count * latency:.3g} s", "nominal"),
+               f"{gb(case.held(batch, context))} each, + {num * latency:.3g} s", "nominal"),
         number("speedup", "Speed-up", step(1) / step(ways), "", "step on one / step", "", "nominal"),
-        number("collectives", "Collectives a step", count, "", "2L"),
-        number("collectives_share", "Their share", count * latency / step(ways), "", "2L t / step"),
+        number("collectives", "Collectives a step", num, "", "2L"),
+        number("collectives_share", "Their share", num * latency / step(ways), "share", "2L t / step"),
         number("payload", "Payload of one", closed.payload_bytes(one.shape, batch), "bytes", "B d_model 2",
                f"{batch} * {one.shape.hidden_size} * 2"),
         number("copies", "Devices that hold one KV head", closed.kv_copies(one.shape, ways), "", "n / n_kv"),
@@ -207,8 +211,15 @@ def _scaling(values: Values) -> Result:
                "weights / n + B KV / min(n, n_kv)", "", "nominal"))
     charts = (chart("scaling", "Speed-up against devices", "devices", "times",
                     curve("with collectives", _WAYS, lambda n: step(1) / step(int(n))),
-                    curve("ideal", _WAYS, lambda n: n), log="xy", at_x={"here": ways}),)
+                    curve("ideal", _WAYS, lambda n: n),
+                    curve("sizes that work", [n for n in works if n <= _WAYS[-1]], lambda n: step(1)
+                          / step(int(n)), "points"), log="xy", at_x={"here": ways}),)
+    cannot = [] if ways in works else [
+        f"{ways} devices cannot share this model: sizes that divide its heads and widths are {sizes}. The "
+        "numbers are those of the closed form, which does not ask."]
     return Result(numbers=numbers, charts=charts, num_steps=len(_WAYS), notes=(
+        *cannot,
+        "One device: all bytes are its own, and no collective is needed." if ways == 1 else
         f"{ways} devices: {step(1) / step(ways):.3g} times as fast, not {ways}; the rest is collectives"
         f"{' and copies of the cache' if closed.kv_copies(one.shape, ways) > 1 else ''}.",
         "The bytes divide; the latency of the collectives does not, and is the least certain number here.",

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, chart, curve, number, slider, spread, whole
+from ridgeline.planner.labs.forms import chart, curve, number, spread
+from ridgeline.planner.labs.parts import Case, Values, slider, whole
 from ridgeline.spec.cost import expected_distinct
 
 MIXTURES = tuple(name for name in parts.MODELS if any(
@@ -22,12 +23,12 @@ def _compute(values: Values) -> Result:
         number("rows", "Tokens in the step", rows, "tokens", "B * (drafts + 1)"),
         number("distinct", "Distinct experts read", distinct, "experts", "E (1 - (1 - k / E)^B)",
                f"{experts} (1 - (1 - {top_k} / {experts})^{rows}), in each of {layers} layers"),
-        number("share", "Share of the experts", distinct / experts, "", "distinct / E"),
+        number("share", "Share of the experts", distinct / experts, "share", "distinct / E"),
         number("weights_read", "Weights read a step", read, "bytes", "shared and distinct experts", "",
                "exact"),
         number("against_one", "Against one token alone", read / one, "", "bytes / bytes of one", "", "exact"),
-        number("against_all", "Against all weights", read / all_of_them, "", "bytes / resident bytes", "",
-               "exact"),
+        number("against_all", "Against all weights", read / all_of_them, "share",
+               "bytes / resident bytes", "", "exact"),
         number("step", "Step", case.decode(batch, context, rows // batch).floor_s, "s",
                "sum of lines' max(bytes, FLOPs) times", f"at a context of {context}", "exact"))
     batches = [round(b) for b in spread(1, 1024)]

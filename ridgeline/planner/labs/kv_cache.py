@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from ridgeline.planner.lab import Bar, Lab, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import ASSUMED, Case, Values, chart, gb, number, spread, whole
+from ridgeline.planner.labs.forms import both, chart, gb, number, spread
+from ridgeline.planner.labs.parts import ASSUMED, Case, Values, whole
 
 
 def _compute(values: Values) -> Result:
@@ -16,31 +17,25 @@ def _compute(values: Values) -> Result:
     numbers = (
         number("kv_per_token", "KV per token", per_token, "bytes", "2 * L * n_kv * head_dim * s_c",
                f"{shape.kv_elements:g} elements * {case.s_c:g} B"),
-        number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
-               f"{context} * {per_token:g} B", "nominal"),
-        number("kv_per_sequence", "KV per sequence, windows and states as they are",
-               case.exact_sequence_bytes(context), "bytes", "sum over layers of what each keeps",
-               f"{context} tokens", "exact"),
+        *both("kv_per_sequence", "KV per sequence", (sequence, case.exact_sequence_bytes(context)), "bytes",
+              ("N * KV per token", "sum over layers of what each keeps"), f"{context} * {per_token:g} B",
+              "windows and states as they are"),
         number("kv_total", "KV total", total, "bytes", "B * KV per sequence", f"{batch} * {gb(sequence)}"),
-        number("weights", "Weights", case.weight_bytes, "bytes", "P * s_w",
-               f"{shape.num_params:.4g} * {case.s_w:g} B", "nominal"),
-        number("weights", "Weights, scales included, tables in bf16", case.exact_weights_bytes(),
-               "bytes", "sum over tensors in their formats", "", "exact"),
+        *both("weights", "Weights", (case.weight_bytes, case.exact_weights_bytes()), "bytes",
+              ("P * s_w", "sum over tensors in their formats"), f"{shape.num_params:.4g} * {case.s_w:g} B",
+              "scales included, tables in bf16"),
         number("device_used", "Device used", used, "bytes", "weights + KV total",
                f"{gb(case.weight_bytes)} + {gb(total)}"),
-        number("device_share", "Share of the device used", used / case.memory_bytes, "",
-               "(weights + KV total) / memory", f"{gb(used)} / {gb(case.memory_bytes)}"),
         number("max_concurrency", "Max concurrency, no workspace", case.resident(context), "sequences",
                "floor((memory - weights) / KV per sequence)", f"{free}) / {gb(sequence)}"),
-        number("max_concurrency_workspace", f"Max concurrency beside {gb(space)} of workspace",
-               case.resident(context, space), "sequences",
-               "floor((memory - weights - workspace) / KV per sequence)",
-               f"{free} - {gb(space)}) / {gb(sequence)}"),
-        number("max_concurrency_workspace", "The same, windows and scales as they are",
-               case.exact_resident(context, space), "sequences",
-               "floor((memory - weights - workspace) / KV per sequence)", "", "exact"),
+        *both("max_concurrency_workspace", f"Max concurrency beside {gb(space)} of workspace",
+              (case.resident(context, space), case.exact_resident(context, space)), "sequences",
+              ("floor((memory - weights - workspace) / KV per sequence)",) * 2,
+              f"{free} - {gb(space)}) / {gb(sequence)}", "windows and scales as they are"),
         number("kv_read_per_step", "KV read a decode step", total, "bytes", "all of it, every step",
                f"{batch} * {gb(sequence)}"),
+        number("device_share", "Share of the device used", used / case.memory_bytes, "share",
+               "(weights + KV total) / memory", f"{gb(used)} / {gb(case.memory_bytes)}"),
         number("kv_read_s", "Time to read it", total / case.device.bytes_per_s, "s", "KV total / bandwidth",
                f"{gb(total)} / {case.device.bytes_per_s / 1e12:g} TB/s"))
     lengths = spread(512, 131072)
@@ -54,9 +49,8 @@ def _compute(values: Values) -> Result:
              *case.notes()]
     if used > case.memory_bytes:
         notes.insert(0, f"This does not fit: {gb(used - case.memory_bytes)} too much.")
-    bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
-              parts=(("weights", case.weight_bytes), ("KV cache", total)))
-    return Result(numbers=numbers, charts=charts, bars=(bar,), notes=tuple(notes))
+    return Result(numbers=numbers, charts=charts, notes=tuple(notes),
+                  bars=(case.memory(case.device.name, batch, context, space=0),))
 
 
 KV_CACHE = Lab(

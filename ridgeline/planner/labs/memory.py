@@ -5,9 +5,10 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.ledger import closed, training
-from ridgeline.planner.lab import Bar, Lab, Result
+from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, spread, text, whole
+from ridgeline.planner.labs.forms import bars, both, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.parts import Case, Values, text, whole
 from ridgeline.spec.cache import Paged
 from ridgeline.spec.cost import CONTEXT, FEW_PAIRS, PAIRS
 
@@ -23,10 +24,9 @@ def _context(values: Values) -> Result:
     cases = {name: Case.of({**values, "model": name}) for name in (case.model, *_SHAPES)}
     numbers = (
         number("context", "Context", context, "tokens"),
-        number("kv_per_sequence", "KV per sequence", sequence, "bytes", "N * KV per token",
-               f"{context} * {case.sequence_bytes(1):g} B", "nominal"),
-        number("kv_per_sequence", "The same, windows and states as they are",
-               case.exact_sequence_bytes(context), "bytes", "sum of what each layer keeps", "", "exact"),
+        *both("kv_per_sequence", "KV per sequence", (sequence, case.exact_sequence_bytes(context)), "bytes",
+              ("N * KV per token", "sum over layers of what each keeps"),
+              f"{context} * {case.sequence_bytes(1):g} B", "windows and states as they are"),
         number("against_weights", "Against the weights", sequence / case.weight_bytes, "", "KV / weights",
                f"{gb(sequence)} / {gb(case.weight_bytes)}", "nominal"),
         number("residents", f"Resident sequences beside {gb(space)} of workspace", resident, "sequences",
@@ -60,10 +60,9 @@ def _heads(values: Values) -> Result:
     kinds: dict[str, AttentionSpec | MlaSpec] = {_kind(group, heads): shared(heads // group)
                                                for group in (1, 2, 4, 8, 16, heads)}
     kinds["MLA, 512 + 64"] = latent
-    names = tuple(kinds)
+    names, at = tuple(kinds), step - 1
     entries = tuple(_entry(block, size) for block in kinds.values())
     rates = tuple(_intensity(block, size) for block in kinds.values())
-    at = step - 1
     per_token = layers * entries[at]
     numbers = (
         number("kind", "Attention", names[at]),
@@ -80,7 +79,8 @@ def _heads(values: Values) -> Result:
         chart("intensity", "Intensity of a decode's attention", "", "FLOP/B",
               *bars(names, {"FLOP a byte": rates[:at + 1]})))
     return Result(numbers=numbers, charts=charts, num_steps=7, notes=(
-        f"{names[at]}: {entries[0] / entries[at]:.3g} times less to keep and to read than MHA.",
+        f"{names[at]}: {entries[0] / entries[at]:.3g} times less to keep and to read than MHA." if at else
+        "MHA: each query head has keys and values of its own, the most to keep and to read.",
         "Batching does nothing here: no two requests share a cache, so this intensity holds at every batch.",
         "Fewer heads are less capacity of the model, not a serving flag: at the extreme its quality and its "
         "training suffer (Shazeer 2019; Ainslie et al. 2023).",
@@ -123,7 +123,7 @@ def _ledger(values: Values) -> Result:
                "P s_w / KV per token", f"{gb(case.weight_bytes)} / {case.sequence_bytes(1):g} B", "nominal"),
         number("crossover", "Conversations of this context until then", cross / context, "conversations",
                "crossover tokens / N", f"{cross:.0f} / {context}", "nominal"),
-        number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "",
+        number("kv_share", "KV share of weights and cache", batch * sequence / (total - space), "share",
                "B KV / (weights + B KV)", "", "nominal"),
         number("parity", "Days until as many tokens are served as trained on",
                training.parity_days(trained, served_a_day), "days", "trained / served a day",
@@ -144,10 +144,10 @@ def _ledger(values: Values) -> Result:
               curve("weights", spread(1, 128), lambda b: case.weight_bytes),
               curve("KV cache", spread(1, 128), lambda b: b * sequence), log="x",
               at_x={"crossover": cross / context, "here": batch}))
-    bar = Bar(key="memory", title=case.device.name, total=case.memory_bytes,
-              parts=(("weights", case.weight_bytes), ("workspace", space), ("KV cache", batch * sequence)))
-    return Result(numbers=numbers, charts=charts, bars=(bar,), num_steps=len(_RESIDENTS), notes=(
-        f"{batch} conversations: the cache is {batch * sequence / case.weight_bytes:.3g} times the weights.",
+    memory = case.memory(case.device.name, batch, context)
+    return Result(numbers=numbers, charts=charts, bars=(memory,), num_steps=len(_RESIDENTS), notes=(
+        f"{count(batch, 'conversation')}: the cache is {batch * sequence / case.weight_bytes:.3g} times the "
+        "weights.",
         "Training's ledger never moves. Three terms of inference are constants too; the fourth is traffic.",
         "A prompt needs logits at its last position alone: the whole tensor exists only where every "
         "position's logprobs were asked for.", *case.notes()))

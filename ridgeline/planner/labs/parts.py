@@ -1,9 +1,9 @@
-"""What the labs share: their common controls, the case that these describe, and short forms for numbers and
-curves. Formulas are the ledger's: nominal ones of `ledger.closed`, exact ones as the planner deploys a model.
+"""What the labs share: their common controls, and the case that these describe. Formulas are the ledger's:
+nominal ones of `ledger.closed`, exact ones as the planner deploys a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from ridgeline.ledger import closed
@@ -14,7 +14,9 @@ from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
 from ridgeline.models.catalog import find_model, model_names
 from ridgeline.planner.ask import CACHES, WEIGHTS, Ask
-from ridgeline.planner.lab import Chart, Control, Mark, Number, Series, Value
+from ridgeline.planner.lab import Bar, Control, Series, Value
+from ridgeline.planner.labs.forms import curve
+from ridgeline.planner.plan import limits
 from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup, Workshop
 from ridgeline.spec.cache import Paged, Window
@@ -25,6 +27,7 @@ from ridgeline.spec.model import ModelSpec
 Values = Mapping[str, Value]
 
 ASSUMED = Efficiency()
+WORKSPACE = ASSUMED.workspace_bytes
 
 
 @cache
@@ -63,37 +66,6 @@ CACHE = choice("cache", "Cache precision", "bf16", CACHES)
 CONTEXT = slider("context", "Context length", 8192, 512, 131072, unit="tokens", log=True)
 BATCH = slider("batch", "Batch", 16, 1, 1024, unit="sequences", log=True)
 TP = choice("tp", "Tensor parallel", "1", ("1", "2", "4", "8", "16"), "Devices that share every matrix")
-
-
-def number(key: str, label: str, value: Value, unit: str = "", formula: str = "", inputs: str = "",
-           reading: str = "") -> Number:
-    return Number(key=key, label=label, value=value, unit=unit, formula=formula, inputs=inputs,
-                  reading=reading)
-
-
-def curve(name: str, xs: Sequence[float], y: Callable[[float], float], kind: str = "line") -> Series:
-    return Series(name=name, x=tuple(xs), y=tuple(y(x) for x in xs), kind=kind)
-
-
-def bars(xs: Sequence[float | str], heights: Mapping[str, Sequence[float]]) -> tuple[Series, ...]:
-    """A series of bars for each name, as many as it has heights."""
-    return tuple(Series(name=name, x=tuple(xs[:len(ys)]), y=tuple(ys), kind="bar")
-                 for name, ys in heights.items())
-
-
-def chart(key: str, title: str, x_label: str, y_label: str, *series: Series, log: str = "",
-          at_x: Mapping[str, float] | None = None, at_y: Mapping[str, float] | None = None,
-          stacked: bool = False) -> Chart:
-    """log: the logarithmic axes, "x", "y" or "xy". at_x, at_y: marks by label; 0 is left out."""
-    marks = (*(Mark(label=label, x=x) for label, x in (at_x or {}).items() if x),
-             *(Mark(label=label, y=y) for label, y in (at_y or {}).items() if y))
-    return Chart(key=key, title=title, x_label=x_label, y_label=y_label, series=series, stacked=stacked,
-                 log_x="x" in log, log_y="y" in log, marks=marks)
-
-
-def spread(low: float, high: float, num: int = 33) -> tuple[float, ...]:
-    """num numbers at equal ratios, ends included."""
-    return tuple(low * (high / low) ** (i / (num - 1)) for i in range(num))
 
 
 def text(values: Values, key: str) -> str:
@@ -221,6 +193,18 @@ class Case:
         some = [n for n in lengths if self.resident(n, workspace_bytes)]
         return (curve(name, some, lambda n: self.resident(n, workspace_bytes)),) if some else ()
 
+    def memory(self, title: str, batch: float, context: float, space: float = WORKSPACE) -> Bar:
+        """What one device holds."""
+        bare = self.held(0, context)
+        named = (("weights", bare), ("KV cache", self.held(batch, context) - bare), ("workspace", space))
+        return Bar(key="memory", title=title, total=self.memory_bytes,
+                   parts=tuple(part for part in named if part[0] != "workspace" or space))
+
+    def exact_cross(self, context: int) -> float:
+        """Batch at which a step reads as much cache as weights, of experts the distinct ones."""
+        asked = replace(self.setup.ask, prompt=context - 1, output=2)  # so that `context` is its middle
+        return limits(replace(self.setup, ask=asked))[1]
+
     def exact_weights_bytes(self) -> float:
         """All weights with scales, as one device holds them."""
         return self.alone.deployment.stages[0].weights_bytes
@@ -264,7 +248,3 @@ class Case:
         return (f"Memory of {self.device.name}: {self.memory_bytes / 1e9:.4g} GB as sold, {driver}.",
                 *(["The nominal reading counts every expert as read and computed: look at the exact one."]
                   if self.routers() else []))
-
-
-def gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.4g} GB"

@@ -4,7 +4,8 @@ redundancy behind the cache. Source: "The Mechanics of LLM Inference", its secti
 from ridgeline.ledger import closed, training
 from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, gb, number, slider, spread, whole
+from ridgeline.planner.labs.forms import bars, chart, count, curve, gb, number, spread
+from ridgeline.planner.labs.parts import Case, Values, slider, whole
 
 _TOKENS = slider("output", "Tokens generated", 500, 8, 8192, unit="tokens", log=True)
 _PROMPT = slider("prompt", "Prompt tokens", 1000, 16, 32768, unit="tokens", log=True)
@@ -60,11 +61,14 @@ def _growing(values: Values) -> Result:
                f"{bare:.4g} / ({case.shape.num_layers} * {case.shape.width:g})"),
         number("flops_ratio", "FLOPs a parameter and token, training over inference",
                training.TRAINING_FLOPS / training.INFERENCE_FLOPS, "", "6 / 2"))
+    trained_s = training.TRAINING_FLOPS / training.INFERENCE_FLOPS * case.prompt_s(prompt + output)
     charts = (
-        chart("steps", "Time of a step", "", "s", *bars(names, {"request": seconds})),
-        chart("state", "State of the request", "", "bytes", *bars(names, {"KV cache": state})))
+        chart("steps", "Time of a step", "", "s", *bars(names, {
+            "request": seconds, "training on the same text": [trained_s] * step})),
+        chart("state", "State that a step leaves", "", "bytes", *bars(names, {
+            "request's cache": state, "training run": [held.low] * step}), log="y"))
     return Result(numbers=numbers, charts=charts, num_steps=_STEPS, notes=(
-        f"{names[-1]}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
+        f"{names[-1].capitalize()}: {seconds[-1] * 1e3:.3g} ms, with {gb(state[-1])} of state behind it.",
         "One wide step that computes, then a tail of narrow ones that read; and what they read grows.",
         "A training step has the same time and the same memory on every day of the run.",
         "The two phases disturb each other in one batch: both want the memory's bandwidth."))
@@ -90,9 +94,10 @@ def _dimension(values: Values) -> Result:
         number("attention", "Attention of as many queries over 8192 keys, MHA",
                closed.attention_intensity(_ROWS[0], rows), "FLOP/B", "ST / (S + T)",
                f"{_ROWS[0]} * {rows} / ({_ROWS[0]} + {rows})"),
-        number("ridge_share", "Share of the ridge", now / ridge, "", "I / I*", f"{now:.4g} / {ridge:.4g}"),
+        number("ridge_share", "Share of the ridge", now / ridge, "share", "I / I*",
+               f"{now:.4g} / {ridge:.4g}"),
         number("rate", "Arithmetic within reach", reached(now), "FLOP/s", "min(peak, I * bandwidth)"),
-        number("peak_share", "Share of the peak", reached(now) / peak, "", "rate / peak"),
+        number("peak_share", "Share of the peak", reached(now) / peak, "share", "rate / peak"),
         number("time", "Floor of this product", 2.0 * rows * width * out / reached(now), "s", "2NDF / rate"),
         number("bound", "Bound by", "compute" if now >= ridge else "memory"))
     charts = (chart("roofline", "Roofline", "FLOP/B", "FLOP/s",
@@ -100,7 +105,7 @@ def _dimension(values: Values) -> Result:
                     curve("rows 8192 to here", points[:step], reached, "points"), log="xy",
                     at_x={"ridge": ridge}),)
     return Result(numbers=numbers, charts=charts, num_steps=len(_ROWS), notes=(
-        f"{rows} rows: {now:.4g} FLOP for each byte, against {ridge:.0f} at the ridge.",
+        f"{count(rows, 'row')}: {now:.4g} FLOP for each byte, against {ridge:.0f} at the ridge.",
         "The same weights are read whole for 8192 rows and for one: the smallest dimension rules.",
         "Decode is not slow because its kernels are small: with free launches it would stand here too.",
         "Bytes are those of one product that must cross the memory: input, matrix, output."))

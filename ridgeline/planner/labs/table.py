@@ -1,4 +1,4 @@
-"""The labs in the order of their index: the four, then the figures in their source's order."""
+"""The labs by group of the index: the four, the figures in their source's order, what goes with them."""
 
 from ridgeline.planner.lab import Lab
 from ridgeline.planner.labs.batching import BATCHING
@@ -11,6 +11,9 @@ from ridgeline.planner.labs.phases import PHASES
 from ridgeline.planner.labs.serving import SERVING
 from ridgeline.planner.labs.traffic import GOODPUT, SCHEDULING
 
-LABS: tuple[Lab, ...] = (
-    KV_CACHE, SERVING, BATCHING, IMAGE, *PHASES, *MEMORY, WALL, BENDING, GOODPUT, QUANTIZATION, SPECULATION,
-    SCALING, EXPERTS, PHOTOGRAPH, SCHEDULING)
+GROUPS: dict[str, tuple[Lab, ...]] = {
+    "Labs": (KV_CACHE, SERVING, BATCHING, IMAGE),
+    "Figures, step by step": (*PHASES, *MEMORY, WALL, BENDING, GOODPUT, QUANTIZATION, SPECULATION, SCALING,
+                              PHOTOGRAPH, SCHEDULING),
+    "Beside them": (EXPERTS,)}
+LABS = tuple(lab for labs in GROUPS.values() for lab in labs)

@@ -4,7 +4,8 @@ Inference", Metrics from first principles; The scheduling problem."""
 from ridgeline.ledger import closed
 from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
-from ridgeline.planner.labs.parts import Case, Values, bars, chart, curve, number, real, slider, spread, whole
+from ridgeline.planner.labs.forms import bars, chart, curve, number, spread
+from ridgeline.planner.labs.parts import Case, Values, real, slider, whole
 from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Request, schedule
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -78,9 +79,9 @@ def _schedulers(values: Values) -> Result:
         number("scheduler", "Scheduler", chosen),
         number("makespan", "Until all are done", ends[chosen], "s", "last token of the last"),
         number("tok_s", "Throughput", sum(outputs) / ends[chosen], "tok/s", "tokens / time"),
-        number("used", "Slots in use", sum(life.busy_s for life in mine) / (slots * ends[chosen]), "",
+        number("used", "Slots in use", sum(life.busy_s for life in mine) / (slots * ends[chosen]), "share",
                "time in a slot until the last token / (slots * time)"),
-        number("static", "Slots in use, all as one static batch", closed.slot_utilisation(outputs), "",
+        number("static", "Slots in use, all as one static batch", closed.slot_utilisation(outputs), "share",
                "sum of outputs / (B * longest)", f"{sum(outputs)} / ({len(outputs)} * {max(outputs)})"),
         number("ttft", "Mean TTFT", sum(life.ttft_s for life in mine) / len(mine), "s"),
         number("ttft_worst", "Worst TTFT", max(life.ttft_s for life in mine), "s"),

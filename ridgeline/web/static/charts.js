@@ -82,7 +82,7 @@ function traces(chart) {
     const line = { color: tone, width: 2, dash: DASHES[dashOf(place)] };
     if (one.kind === "bar") {
       const way = lies ? { orientation: "h", x: one.y, y: one.x } : {};
-      const pattern = { shape: HATCHES[place % HATCHES.length], size: 6, solidity: 0.35, fgcolor: colour("--panel") };
+      const pattern = { shape: HATCHES[place % HATCHES.length], size: 6, solidity: 0.35, fillmode: "replace", bgcolor: tone, fgcolor: colour("--panel") };
       return [{ ...base, ...way, type: "bar", marker: { color: tone, pattern, line: { color: colour("--panel"), width: 1 } } }];
     }
     if (one.kind === "points") {

@@ -7,7 +7,7 @@ const MOST_HEADS = 8; // numbers shown large: the first that are not second read
 const lab = document.querySelector(".lab");
 const id = (name) => document.getElementById(name);
 const fields = new Map([...document.querySelectorAll(".field")].map((field) => [field.dataset.key, field]));
-let asked = 0, answered = 0, timer = 0, flight = null, last = new Map(), moved = { key: "", at: 0 };
+let asked = 0, timer = 0, flight = null, last = new Map(), moved = { key: "", at: 0 };
 
 // ---- controls
 
@@ -75,6 +75,7 @@ function recall() {
 
 function touched(key) {
   remember(key);
+  id("results").setAttribute("aria-busy", "true");
   clearTimeout(timer);
   timer = setTimeout(() => ask(query()), WAIT_MS);
 }
@@ -97,8 +98,7 @@ async function ask(search) {
     showError({ param: null, message: `no answer from the ledger: ${error.message}` });
   }
   id("results").setAttribute("aria-busy", "false");
-  answered = mine;
-  lab.dataset.answered = answered;
+  lab.dataset.shown = search;
 }
 
 function showError(error) {
@@ -138,7 +138,7 @@ function parted(text) {
 
 const tag = (one) => (one.reading ? [" ", make("i", { class: "tag" }, one.reading)] : []);
 
-const typeset = (formula) => formula.replaceAll(" * ", " · ").replace(/\^2\b/g, "²").replaceAll("<=", "≤").replaceAll(" - ", " − ");
+const typeset = (formula) => formula.replace(/(\d)e\+?(-?)0?(\d+)/g, "$1e$2$3").replaceAll(" * ", " · ").replace(/\^2(?!\d)/g, "²").replaceAll("<=", "≤").replaceAll(" - ", " − ");
 
 function row(one) {
   const how = make("td", { class: "how" });
