@@ -63,8 +63,8 @@ class Look:
     def settled(self) -> None:
         """The newest question has its answer, and the page shows it: of the state in its address."""
         self.page.wait_for_function(
-            "() => document.querySelector('.lab').dataset.shown === location.search"
-            " && document.getElementById('results').ariaBusy === 'false'"
+            "() => document.querySelector('.lab')?.dataset.shown === location.search"
+            " && document.getElementById('results')?.ariaBusy === 'false'"
         )
 
     def values(self) -> dict[str, str]:
