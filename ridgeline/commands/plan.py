@@ -146,7 +146,7 @@ def _plan(args: argparse.Namespace, model: str) -> None:
     from ridgeline.planner.plan import plan
     from ridgeline.planner.report import as_json, as_text
 
-    if args.gpu is None and args.profile is None:
+    if not args.gpu and args.profile is None:
         raise ConfigError("--gpu is missing: name a device, such as h100, or a machine's --profile")
     _refuse(args, "plan", "plot")
     shop = _shop(args)
