@@ -71,7 +71,8 @@ def test_the_text_names_units_readings_and_the_slow_side(capsys: pytest.CaptureF
     (["llama-3-8b", "--gpu", "h100", "--rate", "inf"], "--rate is inf"),
     (["llama-3-8b", "--gpu", "h100", "--set", "num_kv_heads=-8"], "at least 0"),
     (["mixtral-8x7b", "--gpu", "h100", "--set", "num_experts_per_tok=9"], "of only 8 experts"),
-    (["llama-3-8b", "--gpu", ""], "--gpu is missing"), (["", "--gpu", "h100"], "no model"),
+    (["validate", "none.csv"], "no file none.csv"), (["llama-3-8b", "--gpu", ""], "--gpu is missing"),
+    (["", "--gpu", "h100"], "no model"),
 ])
 def test_a_mistake_is_told_in_one_line(words: list[str], says: str,
                                        capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,8 +107,9 @@ def test_the_other_doors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "nothing is both cheaper and faster" in said(capsys, *words)
 
 
-@pytest.mark.parametrize("words", [["--batch", "-3"], ["--memory", "80Gigs"], ["--speculate", "gamma=none"],
-                                   ["--ttft", "soon"], ["--link", "fast"], ["--set", "heads"]])
+@pytest.mark.parametrize("words", [["--batch", "-3"], ["--memory", "80Gigs"], ["--memory", "-80GB"],
+                                   ["--speculate", "gamma=none"], ["--ttft", "soon"], ["--link", "fast"],
+                                   ["--set", "heads"]])
 def test_a_value_that_cannot_be_read_names_its_flag(words: list[str],
                                                     capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
