@@ -3,6 +3,7 @@ itself.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,13 +17,13 @@ COMMANDS = ("serve", "chat", "complete", "run-batch", "plan", "bench", "calibrat
             "version")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line, for parsing and for the test that freezes its flags."""
+def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The whole command line, or that of the commands named."""
     parser = argparse.ArgumentParser(
         prog="ridgeline", description="LLM inference that can account for its numbers."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in names:
         module = _module(name)
         sub = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
         module.add_arguments(sub)
@@ -32,8 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. 2 is a mistake of the user's, told in one line."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(words)
+    words = _joined(sys.argv[1:] if argv is None else argv)
+    args = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     try:
         if getattr(args, "config", None):
             args = _with_file(args, words)
@@ -45,6 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--memory -80GB` as one word: argparse takes a word that begins with a minus for a flag, and the flag's
+    own reader says more."""
+    found: list[str] = []
+    for word in words:
+        if found and re.fullmatch(r"--[a-z-]+", found[-1]) and re.match(r"-\.?\d", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _with_file(args: argparse.Namespace, words: list[str]) -> argparse.Namespace:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Generic, TypeVar
+from importlib import import_module
+from operator import attrgetter
+from typing import Generic, TypeVar, cast
 
 from ridgeline.base.errors import ConfigError
 
@@ -29,3 +31,21 @@ class Table(Generic[V]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
+
+
+class LazyTable(Table[V]):
+    """A table of places, "module:object" or "module:object.part", each imported when it is asked for."""
+
+    def __init__(self, kind: str, places: Mapping[str, str]) -> None:
+        super().__init__(kind, {})
+        self._places = Table(kind, places)
+
+    def __getitem__(self, name: str) -> V:
+        module, _, entry = self._places[name].partition(":")
+        return cast(V, attrgetter(entry)(import_module(module)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)

@@ -146,7 +146,7 @@ def _plan(args: argparse.Namespace, model: str) -> None:
     from ridgeline.planner.plan import plan
     from ridgeline.planner.report import as_json, as_text
 
-    if args.gpu is None and args.profile is None:
+    if not args.gpu and args.profile is None:
         raise ConfigError("--gpu is missing: name a device, such as h100, or a machine's --profile")
     _refuse(args, "plan", "plot")
     shop = _shop(args)
@@ -173,11 +173,12 @@ def _plan(args: argparse.Namespace, model: str) -> None:
 
 def _shop(args: argparse.Namespace) -> "Workshop":
     """With the factors of --profile at the batch that is asked for, and with its device without --gpu."""
-    from ridgeline.ledger.profile import load_profile
     from ridgeline.planner.setup import Workshop
 
     if args.profile is None:
         return Workshop()
+    from ridgeline.ledger.profile import load_profile
+
     profile = load_profile(args.profile)
     if profile.calibration is None:
         raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
@@ -189,6 +190,8 @@ def _shop(args: argparse.Namespace) -> "Workshop":
 def _validate(args: argparse.Namespace, path: str) -> None:
     from ridgeline.planner.validate import validate
 
+    if not Path(path).is_file():
+        raise ConfigError(f"plan validate: no file {path}: name a CSV file of measured points")
     found = validate(path, None if args.profile is None else _shop(args).efficiency)
     _print(args, found.as_json, found.text)
 

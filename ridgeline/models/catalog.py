@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, read_json
 from ridgeline.models.describe import describe
 from ridgeline.models.families import runs
-from ridgeline.models.files.safetensors import read_folder
-from ridgeline.models.hub import config_file
 from ridgeline.models.shapes import PUBLISHED
 from ridgeline.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from ridgeline.models.checkpoint import Checkpoint
 
 PUBLISHED_SHAPE, FOLDER, GGUF, HUB = "published shape", "folder", "GGUF file", "Hub config"
 # words of a name that say nothing of its shape, or the format of its matrices
@@ -58,7 +59,7 @@ def find(text: str, overrides: Mapping[str, object] | None = None) -> Found:
     """As find_model, with what else is known of it. overrides: fields that replace the config's (a short name
     of SHORT too); a changed shape has no weights anywhere, so that its bytes are those of its formats."""
     path, changes = Path(text).expanduser(), {SHORT.get(k, k): v for k, v in (overrides or {}).items()}
-    if path.exists():
+    if text and path.exists():
         return _of_files(path, changes)
     known = _known(text)
     if known is not None:
@@ -70,6 +71,9 @@ def find(text: str, overrides: Mapping[str, object] | None = None) -> Found:
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
         raise ConfigError(f"no model {text!r}: {_nearest(text)}, or give a folder, a GGUF file or a Hub id "
                           "(org/name)")
+    from ridgeline.models.checkpoint import read_json
+    from ridgeline.models.hub import config_file
+
     repo, _, revision = text.partition("@")
     try:
         config = config_file(repo, revision or None)
@@ -85,6 +89,9 @@ def model_names() -> tuple[str, ...]:
 
 
 def _of_files(path: Path, changes: Mapping[str, object]) -> Found:
+    from ridgeline.models.checkpoint import open_checkpoint, read_json
+    from ridgeline.models.files.safetensors import read_folder
+
     if path.is_file() or not (path / "config.json").is_file():
         found = open_checkpoint(path, overrides=changes, load_format="dummy" if changes else "auto")
         if changes:
@@ -101,7 +108,7 @@ def _of_files(path: Path, changes: Mapping[str, object]) -> Found:
     return Found(name=name, spec=spec, where=FOLDER, stored_bytes=stored, files_bytes=total)
 
 
-def _by_parameter(found: Checkpoint) -> dict[str, int]:
+def _by_parameter(found: "Checkpoint") -> dict[str, int]:
     """Bytes of the tensors that each parameter is made of."""
     return {name: sum(found.tensors[tensor].num_bytes for tensor in source.tensor_names)
             for name, source in found.sources.items()}
@@ -128,6 +135,8 @@ def _keys() -> dict[str, str]:
 def _known(text: str) -> tuple[str, str] | None:
     """(published name, format that the name states or ""); None when no published shape is called so. Words
     that say nothing of a shape are left out one kind after another: a date may be of a model of its own."""
+    if text.lower() in PUBLISHED:
+        return text.lower(), ""
     keys, words = _keys(), re.split(r"[\s_:/-]+", text.lower())
     dates = {word for word in words if _DATE.fullmatch(word)}
     for left_out in (frozenset[str](), _PLAIN, _PLAIN | _FORMATS.keys(), _PLAIN | _FORMATS.keys() | dates):

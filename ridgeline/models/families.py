@@ -4,8 +4,7 @@ from collections.abc import Container, Mapping
 from typing import Protocol
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.base.table import Table
-from ridgeline.models import deepseek, dense, gemma, gemma4, gpt_oss, hybrid, mistral_large4, moe
+from ridgeline.base.table import LazyTable
 from ridgeline.models.described.images import WRAPPERS
 from ridgeline.models.described.table import DESCRIBED
 from ridgeline.models.read import ConfigReader
@@ -23,13 +22,20 @@ class Family(Protocol):
     def gguf_sources(self, spec: ModelSpec, stored: Container[str]) -> dict[str, Source]: ...
 
 
-FAMILIES: Table[Family] = Table("model family", {family.name: family for family in (
-    dense.LLAMA, dense.MISTRAL, dense.MINISTRAL, dense.QWEN2, dense.QWEN3, dense.PHI3,
-    moe.MIXTRAL, moe.QWEN2_MOE, moe.QWEN3_MOE, gemma.GEMMA2, gemma.GEMMA3, gemma4.GEMMA4, gpt_oss.GPT_OSS,
-    deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, mistral_large4.MISTRAL_LARGE4, hybrid.MAMBA2, hybrid.BAMBA,
-    hybrid.QWEN35)})
-# patterns of tensors that a family's checkpoints hold and that it does not need
-LEFT_OUT = {"mistral_large4": mistral_large4.LEFT_OUT}
+# model_type -> the module that has its reader; a plan imports the one it needs
+FAMILIES: LazyTable[Family] = LazyTable("model family", {
+    name: f"ridgeline.models.{place}" for name, place in {
+        "llama": "dense:LLAMA", "mistral": "dense:MISTRAL", "ministral": "dense:MINISTRAL",
+        "qwen2": "dense:QWEN2", "qwen3": "dense:QWEN3", "phi3": "dense:PHI3", "mixtral": "moe:MIXTRAL",
+        "qwen2_moe": "moe:QWEN2_MOE", "qwen3_moe": "moe:QWEN3_MOE", "gemma2": "gemma:GEMMA2",
+        "gemma3_text": "gemma:GEMMA3", "gemma4_text": "gemma4:GEMMA4", "gpt_oss": "gpt_oss:GPT_OSS",
+        "deepseek_v2": "deepseek:DEEPSEEK_V2", "deepseek_v3": "deepseek:DEEPSEEK_V3",
+        "mistral_large4": "mistral_large4:MISTRAL_LARGE4",
+        "mamba2": "hybrid:MAMBA2", "bamba": "hybrid:BAMBA", "qwen3_5_text": "hybrid:QWEN35"
+    }.items()})
+# family -> patterns of tensors that its checkpoints hold and that it does not need
+LEFT_OUT: LazyTable[tuple[str, ...]] = LazyTable(
+    "model family with tensors to leave out", {"mistral_large4": "ridgeline.models.mistral_large4:LEFT_OUT"})
 
 
 def model_spec(config: Mapping[str, object], where: str = "config.json") -> ModelSpec:

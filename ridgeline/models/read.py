@@ -68,6 +68,8 @@ class ConfigReader:
             value = int(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise self._wrong(name, value, "a whole number")
+        if value is not None and value < 0:
+            raise self._wrong(name, value, "at least 0")
         return default if value is None and not self.has(name) else value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -4,6 +4,7 @@ plans."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 
 from ridgeline.base.errors import ConfigError
@@ -59,6 +60,7 @@ def parse_speculate(text: str) -> Speculate:
             given[name] = float(value)
         except ValueError as error:
             raise ConfigError(f"--speculate {text}: {error}") from None
+    _need(given["gamma"].is_integer(), f"--speculate gamma is {given['gamma']:g}: drafts are whole")
     return Speculate(gamma=int(given["gamma"]), alpha=given["alpha"], draft=given["draft"])
 
 
@@ -127,10 +129,13 @@ class Ask:
         for name in ("gpus", "prompt", "output", "batch", "rate", "concurrency", "tp", "pp", "ep", "dp",
                      "memory_bytes", "ttft_s", "tpot_s", "link_bytes_per_s"):
             value = getattr(self, name)
-            _need(value is None or value > 0, f"{flag_of(name)} is {value}: it must be above 0")
+            _need(value is None or 0 < value < inf, f"{flag_of(name)} is {value}: it must be above 0")
         for name in ("shared_prefix", "workspace_bytes", "skew", "price_usd_per_hour"):
             value = getattr(self, name)
-            _need(value is None or value >= 0, f"{flag_of(name)} is {value}: it cannot be negative")
+            _need(value is None or 0 <= value < inf, f"{flag_of(name)} is {value}: it cannot be negative")
+        _need(self.memory_bytes is None or self.memory_bytes >= 2**20,
+              f"--memory {self.memory_bytes} is in bytes, and less than any device has: write it like 80GB "
+              "(1e9 bytes each) or 74.5GiB (2^30 each)")
         self._check_choices()
         self._check_together()
 

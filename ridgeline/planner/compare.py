@@ -113,7 +113,7 @@ def compare(base: Plan, shop: Workshop | None = None) -> tuple[Effect, ...]:
 
 def remedy(base: Plan, shop: Workshop | None = None) -> str:
     """The one change that makes an infeasible plan feasible, at the least cost a token; what leaves the model
-    as it is goes first. "" where no single change does."""
+    as it is goes first; where no single change does, one that does at a smaller batch. "" where none does."""
     shop = shop or Workshop()
     changes = [*knobs(base)]
     limits = [base.exact.b_max, base.goodput_batch or 0, 1]
@@ -123,11 +123,20 @@ def remedy(base: Plan, shop: Workshop | None = None) -> str:
     if room > base.setup.ask.prompt:
         output = room - base.setup.ask.prompt
         changes.append(Knob(name=f"at most {output} output tokens", ask=replace(base.ask, output=output)))
-    found = [effect for knob in changes if (effect := _effect(base, knob, shop)) and effect.feasible]
+    tried = [effect for knob in changes if (effect := _effect(base, knob, shop))]
+    found = [effect for effect in tried if effect.feasible] or _with_fewer(base, tried, shop)
     if not found:
         return ""
     best = min(found, key=lambda effect: (effect.knob.elsewhere, effect.knob.quality, -effect.gain))
     return best.knob.name + (" (measure quality)" if best.knob.quality else "")
+
+
+def _with_fewer(base: Plan, tried: list[Effect], shop: Workshop) -> list[Effect]:
+    """The changes that are enough together with the batch that meets the targets."""
+    with_batch = [replace(x.knob, name=f"{x.knob.name} and batch {x.plan.goodput_batch}",
+                          ask=replace(x.knob.ask, batch=x.plan.goodput_batch, concurrency=None))
+                  for x in tried if x.plan.goodput_batch and base.ask.rate is None]
+    return [effect for knob in with_batch if (effect := _effect(base, knob, shop)) and effect.feasible]
 
 
 def compare_json(effects: tuple[Effect, ...]) -> list[dict[str, Any]]:

@@ -102,6 +102,9 @@ def notes(plan: Plan) -> list[str]:
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "
                      f"{plan.exact.b_star:.0f}: rejected drafts cost time")
+    if setup.deployment.stages[0].num_routed:
+        found.append("the nominal reading counts all parameters, also those of experts that a token does not "
+                     "choose; floors and estimates count what a batch reads and a token computes")
     if setup.layout.pp > 1:
         found.append(f"{plan.steps.decode.bubble:.0%} of the stages' time is empty in decode, "
                      f"{plan.steps.prefill.bubble:.0%} while one prompt passes")
@@ -143,7 +146,8 @@ def _finite(value: Any) -> Any:
 
 def as_text(plan: Plan, remedy: str = "") -> str:
     """A page for the terminal. remedy: the one change that makes an infeasible plan feasible."""
-    head = [*_head(plan), *([f"the one change that makes it feasible: {remedy}"] if remedy else [])]
+    fix = f"the one change that makes it feasible: {remedy}" if remedy else "no one change makes it feasible"
+    head = [*_head(plan), *([] if plan.feasible else [fix])]
     parts = (_memory, _table, _limits, _flow, _factors)
     return "\n\n".join("\n".join(lines) for lines in (head, *(part(plan) for part in parts)))
 

@@ -92,7 +92,7 @@ def _options(setup: Setup, gpu: str, price: float) -> Iterator[tuple[Option, str
         needed = ceil(replicas * devices * pool)
         many = f"{needed} devices are needed" if ask.gpus and needed > ask.gpus else ""
         missed = " and ".join(filter(None, (misses(ask, ttft_s, mixed_s), many)))
-        layout = setup.layout if replicas == 1 else replace(setup.layout, dp=replicas)
+        layout = Layout(tp=setup.layout.tp, pp=setup.layout.pp, ep=setup.layout.ep, dp=replicas)
         yield Option(gpu=gpu, layout=layout, weights=setup.numerics.weights,
                      kv=ask.kv, batch=batch * replicas, num_devices=needed, ttft_s=ttft_s, tpot_s=mixed_s,
                      user_tok_s=1 / mixed_s, output_tok_s=tok_s * replicas, usd_per_hour=cost * replicas,

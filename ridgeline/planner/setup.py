@@ -125,7 +125,7 @@ class Workshop:
         rooms = tuple(room_of(ask, need, capacity, self._efficiency, added) for need in self._needs[needs])
         return Setup(ask=ask, spec=spec, shape=self._shape(ask), device=device, layout=layout, rooms=rooms,
                      numerics=numerics, sight=sight, deployment=self._deployments[full],
-                     choices=(*choices, *why))
+                     choices=(*choices, *why, *([sight.note] if sight and sight.note else [])))
 
     def _shape(self, ask: Ask) -> Shape:
         key = (ask.model, str(ask.overrides))

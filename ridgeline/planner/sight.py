@@ -14,6 +14,7 @@ from ridgeline.ledger import closed
 from ridgeline.planner.ask import Pictures
 from ridgeline.planner.encoders import encoders
 
+_PIXELS = 1024  # a side of an image, where the encoder takes any size and no tiles are given
 _ELEMENT = 2  # bytes of a weight; encoders are not packed
 
 
@@ -21,7 +22,8 @@ _ELEMENT = 2  # bytes of a weight; encoders are not packed
 class Sight:
     """The images of one request. tokens: as tilers pool, each tile's border included; nominal_tokens: patches
     over the pooling ratio. flops: of encoder and connector; nominal_flops: 2PN + 4Ln^2d a tile.
-    weights_bytes: of the encoder; added_bytes: of it, what the model's own weights do not count."""
+    weights_bytes: of the encoder; added_bytes: of it, what the model's own weights do not count. note: what
+    was chosen for the ask, ""."""
 
     encoder: str
     tiles: int
@@ -32,6 +34,7 @@ class Sight:
     nominal_flops: float
     weights_bytes: float
     added_bytes: float
+    note: str = ""
 
 
 def look(pictures: Pictures, own: VisionSpec | None) -> Sight:
@@ -50,8 +53,11 @@ def _pooled(side: int, pooling: int) -> int:
 
 
 def _own(pictures: Pictures, vision: VisionSpec) -> Sight:
+    pooling = pictures.pooling or vision.merge**2
+    if vision.rule == "whole_steps":
+        return _any_size(pictures, vision, pooling)
     tiles = pictures.images * (pictures.tiles or vision.max_tiles + vision.overview)
-    patches, pooling = tiles * vision.tile_patches, pictures.pooling or vision.merge**2
+    patches = tiles * vision.tile_patches
     each = vision.tile_tokens if pictures.pooling is None else _pooled(isqrt(vision.tile_patches), pooling)
     params = sum(param.num_elements for param in vision.encoder)
     return Sight(encoder="the model's own", tiles=tiles, patches=patches, tokens=tiles * each,
@@ -59,6 +65,24 @@ def _own(pictures: Pictures, vision: VisionSpec) -> Sight:
                  flops=vision.flops(patches, tiles * each), added_bytes=0.0,
                  nominal_flops=closed.encoder_flops(params, vision.num_layers, vision.hidden_size,
                                                     vision.tile_patches, tiles),
+                 weights_bytes=float(vision.num_params * _ELEMENT))
+
+
+def _any_size(pictures: Pictures, vision: VisionSpec, pooling: int) -> Sight:
+    """An encoder that sees an image whole, in squares of tile_size pixels: --tiles are its squares."""
+    squares, note = pictures.tiles, ""
+    if squares is None:
+        squares = vision.image(_PIXELS, _PIXELS)[0] // vision.tile_patches
+        note = (f"an image has {_PIXELS} x {_PIXELS} pixels, as no --tiles says how many squares of "
+                f"{vision.tile_size} it has")
+    images, patches = pictures.images, squares * vision.tile_patches
+    tokens = ceil(patches / pooling)
+    params = sum(param.num_elements for param in vision.encoder)
+    return Sight(encoder="the model's own", tiles=images, patches=images * patches, tokens=images * tokens,
+                 nominal_tokens=closed.visual_tokens(images * patches, pooling), added_bytes=0.0, note=note,
+                 flops=images * vision.flops(patches, tokens),
+                 nominal_flops=closed.encoder_flops(params, vision.num_layers, vision.hidden_size, patches,
+                                                    images),
                  weights_bytes=float(vision.num_params * _ELEMENT))
 
 

@@ -6,13 +6,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.base.table import Table
 
 LINKS = ("device", "host", "network")
 _NO_LINKS: Mapping[str, float] = MappingProxyType({})
@@ -79,20 +78,25 @@ def _files() -> list[Path]:
     return sorted((Path(__file__).parent / "hardware").glob("*.toml"))
 
 
-@cache
-def _names() -> Table[Path]:
-    found: dict[str, Path] = {}
-    for path in _files():
-        for name in (path.stem, *_toml(path)["aliases"]):
-            assert found.setdefault(name, path) == path, f"two devices are called {name}"
-    return Table("device", found)
-
-
 def hardware(name: str) -> HardwareSpec:
     """By file name or alias as people write it ("h100", "NVIDIA A100-SXM4-80GB", "RTX_4090"); a wrong name
     gets the nearest."""
     plain = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return read_hardware(_names()[re.sub(r"^(nvidia|amd|google|apple|geforce)-(?=.)", "", plain)])
+    plain = re.sub(r"^(nvidia|amd|google|apple|geforce)-(?=.)", "", plain)
+    for path in _files():
+        text = path.read_text(encoding="utf-8")  # most files are not parsed
+        if path.stem == plain or (f'"{plain}"' in text and plain in _names(path)):
+            return read_hardware(path)
+    known = {one: path.stem for path in _files() for one in _names(path)}
+    near: dict[str, str] = {}
+    for one in get_close_matches(plain, known, n=6):
+        near.setdefault(known[one], repr(one))
+    hint = f"did you mean {' or '.join(near.values())}? " if near else ""
+    raise ConfigError(f"no device named {name!r}: {hint}known are {', '.join(hardware_names())}")
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    return path.stem, *_toml(path)["aliases"]
 
 
 def hardware_names() -> tuple[str, ...]:

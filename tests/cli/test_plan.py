@@ -67,6 +67,12 @@ def test_the_text_names_units_readings_and_the_slow_side(capsys: pytest.CaptureF
     (["search", "llama-3-8b", "--compare"], "plan search has no use for --compare"),
     (["check-claim", "Llama-3-8B 3 tok/s on H100", "--tp", "2"], "plan check-claim has no use for --tp"),
     (["llama-3-8b", "--gpu", "h100", "--tp", "3"], "sizes that work are 1, 2, 4, 8, 16, 32"),
+    (["llama-3-8b", "--gpu", "h100", "--memory", "80"], "write it like 80GB"),
+    (["llama-3-8b", "--gpu", "h100", "--rate", "inf"], "--rate is inf"),
+    (["llama-3-8b", "--gpu", "h100", "--set", "num_kv_heads=-8"], "at least 0"),
+    (["mixtral-8x7b", "--gpu", "h100", "--set", "num_experts_per_tok=9"], "of only 8 experts"),
+    (["validate", "none.csv"], "no file none.csv"), (["llama-3-8b", "--gpu", ""], "--gpu is missing"),
+    (["", "--gpu", "h100"], "no model"),
 ])
 def test_a_mistake_is_told_in_one_line(words: list[str], says: str,
                                        capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +107,9 @@ def test_the_other_doors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "nothing is both cheaper and faster" in said(capsys, *words)
 
 
-@pytest.mark.parametrize("words", [["--batch", "-3"], ["--memory", "80Gigs"], ["--speculate", "gamma=none"],
-                                   ["--ttft", "soon"], ["--link", "fast"], ["--set", "heads"]])
+@pytest.mark.parametrize("words", [["--batch", "-3"], ["--memory", "80Gigs"], ["--memory", "-80GB"],
+                                   ["--speculate", "gamma=none"], ["--ttft", "soon"], ["--link", "fast"],
+                                   ["--set", "heads"]])
 def test_a_value_that_cannot_be_read_names_its_flag(words: list[str],
                                                     capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -111,7 +118,7 @@ def test_a_value_that_cannot_be_read_names_its_flag(words: list[str],
 
 
 def test_a_plan_takes_half_a_second_as_a_whole_process(tmp_path: Path) -> None:
-    """Processor time, modules compiled, the best of a few runs; half as much again for what runs beside."""
+    """Processor time, modules compiled, the best of a few runs."""
     command = [sys.executable, "-m", "ridgeline.cli", "plan", "llama-3-8b", "--gpu", "h100", "--json"]
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     taken = []
@@ -120,6 +127,6 @@ def test_a_plan_takes_half_a_second_as_a_whole_process(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, env=env, timeout=60)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if min(taken) < 0.75:
+        if min(taken) < 0.5:
             break
-    assert min(taken) < 0.75, taken
+    assert min(taken) < 0.5, taken

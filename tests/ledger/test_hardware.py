@@ -1,6 +1,7 @@
 """Protects the device table: figures as the data sheets state them, and helpful misses."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_a_wrong_name_gets_the_nearest() -> None:
         hardware("h1000")
     with pytest.raises(ConfigError, match="did you mean 'rtx-4090'"):
         hardware("rtx-4900")
+
+
+def test_no_two_devices_share_a_name() -> None:
+    every = [name for path in FOLDER.glob("*.toml") for name in
+             {path.stem, *tomllib.loads(path.read_text(encoding="utf-8"))["aliases"]}]
+    assert len(every) == len(set(every)) and all(hardware(name) for name in every)
 
 
 def test_a_rate_that_a_device_lacks_is_refused() -> None:

@@ -13,6 +13,7 @@ from ridgeline.planner.compare import compare, compare_json, compare_text, knobs
 from ridgeline.planner.explain import explain, explain_json, explain_text
 from ridgeline.planner.pareto import pareto_svg, search_json, search_text
 from ridgeline.planner.plan import plan
+from ridgeline.planner.report import as_text
 from ridgeline.planner.search import search
 from ridgeline.planner.setup import Workshop
 from ridgeline.planner.timing import estimates, timed
@@ -61,6 +62,12 @@ def test_an_infeasible_plan_names_one_change_that_makes_it_feasible(ask: Ask) ->
 
 def test_a_change_that_touches_nothing_else_is_named_before_another_device() -> None:
     assert "on " not in remedy(plan(replace(LARGE, tp=None), SHOP), SHOP)
+
+
+def test_where_no_change_is_enough_one_is_named_with_the_batch_that_it_needs() -> None:
+    ask = replace(BASE, batch=64, ttft_s=0.05, tpot_s=0.005)
+    assert remedy(plan(ask, SHOP), SHOP) == "TP 8 and batch 55"
+    assert "no one change" in as_text(plan(replace(ask, ttft_s=0.001), SHOP))
 
 
 def test_a_claim_is_read_as_people_write_it() -> None:

@@ -113,6 +113,17 @@ def test_images_become_tokens_encoder_time_and_cache() -> None:
     assert own.setup.ask.prompt == 30 + as_json(own)["vision"]["visual_tokens"]
 
 
+def test_an_encoder_of_any_size_sees_an_image_whole() -> None:
+    """Qwen2.5-VL: 37 squares of 28 pixels a side at 1024 pixels, four patches a token."""
+    pictures = Pictures(images=2)
+    found = planned(replace(BASE, model="qwen2.5-vl-7b", prompt=30, pictures=pictures))
+    sight = found.setup.sight
+    assert sight is not None and (sight.tiles, sight.patches, sight.tokens) == (2, 10952, 2738)
+    assert any("1024 x 1024 pixels" in one for one in found.setup.choices)
+    one = planned(replace(found.ask, pictures=replace(pictures, images=1, tiles=37**2))).setup.sight
+    assert one is not None and one.flops * 2 == sight.flops and not one.note
+
+
 def test_a_rate_keeps_its_batch_in_flight() -> None:
     """Little's law both ways: the batch that a rate needs completes at least that rate, one lane fewer does
     not; a rate beyond the memory is infeasible by name."""

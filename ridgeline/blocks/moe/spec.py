@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import CacheSpec
 from ridgeline.spec.cost import CostLine, distinct, form
@@ -31,6 +32,10 @@ class RouterSpec:
     group_best: int = 1
     renormalize: bool = False
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.num_experts:
+            raise ConfigError(f"num_experts_per_tok is {self.top_k}: of only {self.num_experts} experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

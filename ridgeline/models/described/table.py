@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
-from ridgeline.base.table import Table
-from ridgeline.models.described import dense, gemma4, hybrid, sparse
+from ridgeline.base.table import LazyTable
 from ridgeline.models.read import ConfigReader
 from ridgeline.spec.model import ModelSpec
 
-DESCRIBED: Table[Callable[[ConfigReader], ModelSpec]] = Table("described model family", {
-    "falcon": dense.falcon, "olmo2": dense.OLMO2.spec, "minimax_m2": dense.MINIMAX_M2.spec,
-    "qwen3_next": hybrid.qwen_next, "qwen3_5_moe_text": hybrid.qwen_next, "nemotron_h": hybrid.nemotron_h,
-    "gemma4_text": gemma4.WHOLE_GEMMA4.spec, "minimax": hybrid.minimax, "minimax_text_01": hybrid.minimax,
-    "deepseek_v32": sparse.DEEPSEEK_V32.spec, "glm_moe_dsa": sparse.GLM5.spec,
-    "kimi_k2": sparse.KIMI_K2.spec})
+# model_type -> the module that has its reader; a plan imports the one it needs
+DESCRIBED: LazyTable[Callable[[ConfigReader], ModelSpec]] = LazyTable("described model family", {
+    name: f"ridgeline.models.described.{place}" for name, place in {
+        "falcon": "dense:falcon", "olmo2": "dense:OLMO2.spec", "minimax_m2": "dense:MINIMAX_M2.spec",
+        "qwen3_next": "hybrid:qwen_next", "qwen3_5_moe_text": "hybrid:qwen_next",
+        "nemotron_h": "hybrid:nemotron_h", "gemma4_text": "gemma4:WHOLE_GEMMA4.spec",
+        "minimax": "hybrid:minimax", "minimax_text_01": "hybrid:minimax",
+        "deepseek_v32": "sparse:DEEPSEEK_V32.spec",
+        "glm_moe_dsa": "sparse:GLM5.spec", "kimi_k2": "sparse:KIMI_K2.spec"
+    }.items()})

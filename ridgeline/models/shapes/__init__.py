@@ -7,9 +7,11 @@ the config states as null; `also` are the model's other names and its Hub ids; `
 its published matrices (`spec.quant.FORMATS`), where that is no plain float; `stored_plain` is ModelSpec's.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,16 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **over, **both}
 
 
-def _read(path: Path) -> Iterator[tuple[str, Shape]]:
-    with path.open("rb") as file:
-        data = tomllib.load(file)
+@cache
+def _files() -> Mapping[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.toml"))}
+
+
+@cache
+def _shapes(path: Path) -> Mapping[str, Shape]:
+    """The models of a vendor's file."""
+    data = tomllib.loads(_files()[path])
+    found = {}
 
     def whole(entry: Mapping[str, Any]) -> dict[str, Any]:
         base = whole(data["like"][entry["like"]]) if "like" in entry else {}
@@ -51,9 +60,39 @@ def _read(path: Path) -> Iterator[tuple[str, Shape]]:
     for name, entry in data["models"].items():
         fields = whole(entry)
         config = {key: value for key, value in fields.items() if key not in _NOTES}
-        yield name, Shape(config=config, **{key: fields[key] for key in _NOTES if key in fields})
+        found[name] = Shape(config=config, **{key: fields[key] for key in _NOTES if key in fields})
+    return found
 
 
-PUBLISHED: Mapping[str, Shape] = {
-    name: shape for path in sorted(Path(__file__).parent.glob("*.toml")) for name, shape in _read(path)}
-SHAPES: Mapping[str, Config] = {name: shape.config for name, shape in PUBLISHED.items()}
+class _Published(Mapping[str, Shape]):
+    """All shapes by their own names; one that is asked for is read without the other vendors' files."""
+
+    def __getitem__(self, name: str) -> Shape:
+        header = re.compile(rf'^(\[models\.)?"?{re.escape(name)}"?( = {{|\])', re.MULTILINE)
+        for path, text in _files().items():
+            if header.search(text) and name in _shapes(path):
+                return _shapes(path)[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for path in _files() for name in _shapes(path))
+
+    def __len__(self) -> int:
+        return sum(len(_shapes(path)) for path in _files())
+
+
+class _Configs(Mapping[str, Config]):
+    """The configs of PUBLISHED."""
+
+    def __getitem__(self, name: str) -> Config:
+        return PUBLISHED[name].config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PUBLISHED)
+
+    def __len__(self) -> int:
+        return len(PUBLISHED)
+
+
+PUBLISHED: Mapping[str, Shape] = _Published()
+SHAPES: Mapping[str, Config] = _Configs()
