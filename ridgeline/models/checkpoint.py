@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ridgeline.base.errors import CheckpointError, ConfigError
-from ridgeline.models.families import LEFT_OUT, model_spec, runs, weight_sources
+from ridgeline.models.families import left_out, model_spec, runs, weight_sources
 from ridgeline.models.files.gguf import read_gguf
 from ridgeline.models.files.safetensors import read_folder
 from ridgeline.models.files.stored import INCOMPLETE, StoredTensor
@@ -137,11 +137,11 @@ def _check(path: Path, tensors: Mapping[str, StoredTensor], sources: Mapping[str
     numbers = range(len(spec.layers), len(spec.layers) + (further if isinstance(further, int) else 0))
     spare = tuple(f"model.layers.{number}." for number in numbers)
     tied = "lm_head.weight" if spec.tied_embeddings else ""  # some writers store the embedding a second time
-    left_out = LEFT_OUT[spec.family] if spec.family in LEFT_OUT else ()
+    unneeded = left_out(spec.family)
     extra = sorted(name for name in tensors.keys() - wanted
                    if name != tied and not name.endswith("rotary_emb.inv_freq")
                    and not name.startswith(spare)
-                   and not any(fnmatchcase(name, one) for one in left_out))
+                   and not any(fnmatchcase(name, one) for one in unneeded))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise CheckpointError(f"{path}: tensor {extra[0]}{more} has no place in a {spec.family} model "

@@ -33,8 +33,7 @@ FAMILIES: LazyTable[Family] = LazyTable("model family", {
         "mistral_large4": "mistral_large4:MISTRAL_LARGE4",
         "mamba2": "hybrid:MAMBA2", "bamba": "hybrid:BAMBA", "qwen3_5_text": "hybrid:QWEN35"
     }.items()})
-# family -> patterns of tensors that its checkpoints hold and that it does not need
-LEFT_OUT: LazyTable[tuple[str, ...]] = LazyTable(
+_LEFT_OUT: LazyTable[tuple[str, ...]] = LazyTable(
     "model family with tensors to leave out", {"mistral_large4": "ridgeline.models.mistral_large4:LEFT_OUT"})
 
 
@@ -75,3 +74,10 @@ def weight_sources(spec: ModelSpec, *, gguf: bool = False,
     """
     family = FAMILIES[spec.family]
     return family.gguf_sources(spec, stored) if gguf else family.hf_sources(spec)
+
+
+def left_out(family: str) -> tuple[str, ...]:
+    """Patterns of tensors that a family's checkpoints hold and that it does not need."""
+    if family not in _LEFT_OUT:
+        return ()
+    return _LEFT_OUT[family]
