@@ -51,6 +51,7 @@ RANGES: Mapping[str, Range] = MappingProxyType({
     "blocked_s": _range(3e-6, 2e-7, 1.5e-5, 0.5), "expert_s": _range(1.5e-5, 1e-6, 8e-5, 0.5),
     "collective_s": _range(1e-5, 2e-6, 3e-5, 0.4), "link": _range(0.7, 0.3, 1.0, 0.2),
     "stream": _range(7.5, 2.0, 30.0, 0.4), "skew": _range(0.6, 0.05, 1.15, 0.4),
+    "narrow": _range(0.85, 0.6, 1.0, 0.15), "unpack": _range(0.8, 0.5, 1.0, 0.15),
     "mix": _range(0.8, 0.5, 1.0, 0.25)})
 
 
@@ -67,6 +68,7 @@ class Point:
     seconds: float
     first_s: float = float("nan")
     waves: bool = False
+    bursts: bool = False
     about: str = ""
 
     @staticmethod
@@ -86,7 +88,8 @@ class Points:
         self._prompt = stack([p.prompt[-1] for p in points])
         self._load = Load(users=np.array([p.users for p in points]),
                           output=np.array([p.output for p in points]),
-                          waves=np.array([p.waves for p in points]))
+                          waves=np.array([p.waves for p in points]),
+                          bursts=np.array([p.bursts for p in points]))
         self.seconds_N = np.array([p.seconds for p in points])
         self.first_N = np.array([p.first_s for p in points])
         _, which, counts = np.unique([p.about for p in points], return_inverse=True, return_counts=True)

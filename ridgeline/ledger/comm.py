@@ -29,6 +29,12 @@ def ring_share(ways: int) -> float:
     return 2.0 * (ways - 1) / ways
 
 
+def direct_excess(one: Collective) -> float:
+    """What an all-reduce sends more, as a share of its ring's bytes, when every device sends all that it has
+    to every other at once (n - 1 payloads): one latency, where a ring's scatter and gather have two."""
+    return one.ways / 2 - 1 if one.line.op == "all-reduce" else 0.0
+
+
 def link_rate(device: HardwareSpec, ways: int) -> float:
     """Bytes/s in one direction between `ways` devices: inside a host the device link, else PCIe; beyond it
     the network. ConfigError when none is known."""

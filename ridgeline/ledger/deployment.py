@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.account import Line
-from ridgeline.ledger.comm import collectives, link_rate
+from ridgeline.ledger.comm import collectives, direct_excess, link_rate
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
 from ridgeline.ledger.price import coefficients
 from ridgeline.ledger.sums import Rows, Summer
-from ridgeline.ledger.work import EXPERTS, STREAM_BYTES, kind_of, shares
+from ridgeline.ledger.work import EXPERTS, STREAM_BYTES, halvings, kind_of, shares
 from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -109,7 +109,8 @@ class _StagePrice:
         kind_L = np.array([kind_of(line) for line in self.lines])
         bandwidth_L, prefill_L = shares(kind_L, eff)
         self._reached_LS = self._memory_LS / bandwidth_L[:, None]
-        self._worked_LS = self._compute_LS / prefill_L[:, None] + self._unpack_LS
+        narrow_L = np.array([eff.narrow ** halvings(rate, device) for rate in rate_L])
+        self._worked_LS = self._compute_LS / (prefill_L * narrow_L)[:, None] + self._unpack_LS
         packed_s = eff.packed_s if rates.packed != rates.plain else 0.0
         self._launch_LS = np.zeros_like(self._memory_LS)
         self._launch_LS[:, terms.index((ONE, None))] = [
@@ -119,6 +120,8 @@ class _StagePrice:
         self._beside_S[terms.index((ROWS, None))] = eff.row_s
         moved_bytes = stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing
         self._beside_S[terms.index((TOKENS, None))] = eff.stream * moved_bytes / device.bytes_per_s
+        self._direct_s_CS = self._sent_s_CS * np.array([direct_excess(c) for c in self.comm])[:, None]
+        self._latency_C1 = np.array([eff.collective_s * c.line.count for c in self.comm])[:, None]
         self._cache_S = self._moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
         self.latency_s = eff.collective_s * sum(c.line.count for c in self.comm)
 
@@ -137,8 +140,13 @@ class _StagePrice:
 
     def estimate_s(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds: lines at reached rates, collectives with their latency."""
-        sent_s = (self._sent_s_CS @ sums_S).sum(0) / self._eff.link
-        return self._estimates(sums_S).sum(0) + sent_s + self.latency_s + self._beside_S @ sums_S
+        sent_s = self._sent(sums_S.reshape(len(sums_S), -1)).sum(0).reshape(sums_S.shape[1:])
+        return self._estimates(sums_S).sum(0) + sent_s + self._beside_S @ sums_S
+
+    def _sent(self, sums_SN: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds [C, N] of collectives: around rings or, where that is faster, directly."""
+        longer_CN = np.minimum(self._direct_s_CS @ sums_SN / self._eff.link, self._latency_C1)
+        return self._sent_s_CS @ sums_SN / self._eff.link + self._latency_C1 + longer_CN
 
     def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._launch_LS @ sums_S + np.maximum(self._reached_LS @ sums_S, self._worked_LS @ sums_S)
@@ -154,11 +162,11 @@ class _StagePrice:
                              estimate_s=float(estimate_L[i]),
                              bound="memory" if memory_L[i] >= compute_L[i] else "compute")
                  for i, line in enumerate(self.lines)]
-        for c, sent, sent_s in zip(self.comm, self._sent_CS @ sums_S, self._sent_s_CS @ sums_S, strict=True):
+        for c, sent, sent_s, expected_1 in zip(self.comm, self._sent_CS @ sums_S, self._sent_s_CS @ sums_S,
+                                               self._sent(sums_S[:, None]), strict=True):
             found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
                                      floor_s=float(sent_s), bound="link",
-                                     estimate_s=float(sent_s) / self._eff.link
-                                     + self._eff.collective_s * c.line.count))
+                                     estimate_s=float(expected_1[0])))
         return found
 
     def ridge_rows(self) -> float:

@@ -18,9 +18,11 @@ class Efficiency:
     bandwidth: share of the memory's bytes/s that a decode step reaches; experts, cache: the same of routed
     experts and of attention's cache. prefill, encoder: shares of the dense peak that a prompt and a vision
     encoder reach; experts_prefill, attention: the same of routed experts and of attention's pairs.
-    step_s: a step's time beside its kernels; row_s: what each of its rows adds to that. launch_s: of an
-    operation beside its bytes and FLOPs; packed_s, blocked_s: on top, of one whose activations are quantized,
-    and of one that quantizes them by block; expert_s: of one that routes to experts. stream: times a block's
+    narrow: what each halving of a product's numbers keeps of these shares; unpack: what each halving of
+    weights that are unpacked first keeps of the bandwidth's. step_s: a step's time beside its kernels; row_s:
+    what each of its rows adds to that. launch_s: of an operation beside its bytes and FLOPs; packed_s,
+    blocked_s: on top, of one whose activations are quantized, and of one that quantizes them by block;
+    expert_s: of one that routes to experts. stream: times a block's
     small operations move its input. collective_s: latency of one collective; link: share of a link's bytes/s
     that collectives reach. skew: of the routers' choices (`spec.cost.expected_distinct`). mix: share of the
     other prompts of a wave that a decode waits for. first_s: what a first token takes beside its prompt's
@@ -36,6 +38,8 @@ class Efficiency:
     experts_prefill: float = 0.45
     attention: float = 0.45
     encoder: float = 0.40
+    narrow: float = 1.0
+    unpack: float = 1.0
     step_s: float = 0.0
     row_s: float = 0.0
     launch_s: float = 0.0

@@ -17,12 +17,13 @@ _ROUNDS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """users: of one group of devices, each with one request in flight; output: tokens of an answer; waves:
-    all lengths are equal, so that answers end, and prompts come in, together. Arrays where steps are
-    stacked."""
+    all lengths are equal, so that answers end, and prompts come in, together; bursts: so much so that no
+    second token is made until all prompts are in. Arrays where steps are stacked."""
 
     users: Any
     output: Any
     waves: Any = False
+    bursts: Any = False
 
 
 def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any, Any]:
@@ -32,7 +33,8 @@ def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any
     TTFT + O TPOT, and a user decodes for the share u = O TPOT / (TTFT + O TPOT) of it: so
     TPOT = step(u users) + (users - 1) u prompt / O, iterated from u. A prompt waits for half a step, for the
     rest of prompts before it (M/D/1) and, at a run's start, for everyone's. In waves nothing overlaps but the
-    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens.
+    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens; in bursts the half, as
+    whose prompt is first waits for all others with its second token, whose is last with its first.
     """
     prompt_s, others = added_s(prompt, eff), np.maximum(np.asarray(load.users) - 1.0, 0.0)
     full_s = step_s(decode, eff)
@@ -44,9 +46,9 @@ def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any
         taken = np.minimum(load.users * prompt_s / (load.output * tpot_s + prompt_s), _FULLEST)
         ttft_s = alone_s + prompt_s * (taken / (2 * (1 - taken)) + _BURST / 2 * others)
     queue_s = others * prompt_s
-    waves = np.asarray(load.waves)
-    return (np.where(waves, full_s + eff.mix * queue_s / load.output, tpot_s),
-            np.where(waves, alone_s + (1 - eff.mix) * queue_s, ttft_s))
+    waves, mix = np.asarray(load.waves), np.where(load.bursts, 0.5, eff.mix)
+    return (np.where(waves, full_s + mix * queue_s / load.output, tpot_s),
+            np.where(waves, alone_s + (1 - mix) * queue_s, ttft_s))
 
 
 def _overheads(eff: Efficiency) -> list[float]:

@@ -14,7 +14,7 @@ from ridgeline.ledger.layout import Layout, stages
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.sums import Rows
-from ridgeline.ledger.work import Product, Worker, added_s, alone, stack, step_s
+from ridgeline.ledger.work import COUNTED, Product, Work, Worker, added_s, alone, stack, step_s
 from ridgeline.spec.hardware import hardware
 from ridgeline.spec.quant import WeightPlan
 from tests.ledger.shapes import decodes, shape, uniform
@@ -107,3 +107,28 @@ def test_a_calibration_knows_steps_between_its_levels_and_models_that_it_was_not
 def test_no_points_are_no_calibration() -> None:
     with pytest.raises(ConfigError, match="measured points"):
         Points([])
+
+
+def test_narrow_products_packed_weights_and_all_reduces_cost_what_their_factors_say() -> None:
+    """FP8 products keep a share of their doubled rate, weights that are unpacked one of the bandwidth, and an
+    all-reduce goes directly while that takes less than a second phase."""
+    spec, layout, rows = shape("llama-3.1-8b"), Layout(tp=8), Rows(rows=1, start=0, count=4096)
+    held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
+
+    def work(product: Product, part: Rows = rows) -> Work:
+        return Worker(held, layout, DEVICE, lambda line: product)([part])
+
+    narrow = work(Product(flops_per_s=DEVICE.rate("float8_e4m3fn")))
+    assert added_s(narrow, PERFECT.having({"narrow": 0.8})) - narrow.sent_s == pytest.approx(
+        narrow.compute_L.sum() / 0.8)
+    one = Rows(rows=1, start=0, count=1)
+    packed = work(Product(flops_per_s=DEVICE.rate("bfloat16"), unpacked=2.0), one)
+    assert step_s(packed, PERFECT.having({"unpack": 0.9})) - packed.sent_s == pytest.approx(
+        packed.memory_L.sum() / 0.81)
+    for part, direct in ((one, True), (rows, False)):
+        step = work(Product(flops_per_s=DEVICE.rate("bfloat16")), part)
+        second_s = step.num_rings * 1e-5
+        longer_s = step_s(step, PERFECT.having({"collective_s": 1e-5})) - step_s(step, PERFECT) - (
+            step.count_C[COUNTED.index("collective_s")] * 1e-5)
+        assert longer_s == pytest.approx(step.direct_s if direct else second_s)
+        assert (step.direct_s < second_s) is direct

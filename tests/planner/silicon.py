@@ -2,18 +2,20 @@
 what a fit that has not seen a model, or a device, says of it."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import log2
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.account import Line
-from ridgeline.ledger.calibrate import SKEWS, Point, Points, fit
+from ridgeline.ledger.calibrate import RANGES, SKEWS, Point, Points, fit
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Layout, stages
+from ridgeline.ledger.layout import Layout, Stage, stages
+from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import Product, Worker
 from ridgeline.models.checkpoint import open_shape
@@ -34,6 +36,7 @@ PUBLISHED = (
     "Vidur, 2 runs: E2E 15.5 %, ITL 16.7 %, TTFT 22.7 %",
     "llm-optimizer, 8 runs: E2E 46.8 %, ITL 58.1 %, TTFT 486 %",
     "a roofline with fixed MFU, 13 runs: E2E 54.4 %, ITL 55.3 %, TTFT 99.9 %")
+FILLED, WORKSPACE = 0.9, 2e9  # share of the memory that engines take; bytes beside weights and cache
 MEAN_LENGTH = 0.9  # of the nominal one, where lengths were drawn from 0.8 to 1 of it
 CLASSES = {"h100": "hopper", "h200": "hopper", "b200": "blackwell", "b300": "blackwell", "gb200": "blackwell"}
 FORMAT_OF = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_b128", "nvfp4": "nvfp4",
@@ -47,7 +50,7 @@ PLAIN_ATTENTION = {"gpt-oss-120b": ("",), "kimi-k2.5": ("",), "deepseek-v3": ("n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One configuration at its median. waves: all lengths equal."""
+    """One configuration at its median. waves: all lengths equal; bursts: and prompts sent together."""
 
     engine: str
     model: str
@@ -59,6 +62,7 @@ class Served:
     users: int
     layout: Layout
     waves: bool
+    bursts: bool
     ttft_s: float
     tpot_s: float
 
@@ -73,7 +77,7 @@ def sample() -> tuple[Served, ...]:
     found = []
     with SAMPLE.open(encoding="utf-8") as file:
         for r in csv.DictReader(file):
-            equal = r["equal_lengths"] == "1"
+            equal = r["equal_lengths"] != "0"
             share = 1.0 if equal else MEAN_LENGTH
             tp, ep, lanes = int(r["tp"]), int(r["ep"]), int(r["attention_dp"])
             replicas = lanes if ep == 1 else 1
@@ -81,7 +85,8 @@ def sample() -> tuple[Served, ...]:
                 engine=r["engine"], model=r["model"], device=r["device"], weights=r["weights"],
                 experts=r["experts"], prompt=float(r["prompt"]) * share, output=float(r["output"]) * share,
                 users=int(r["users"]), layout=Layout(tp=tp, ep=ep, dp=replicas), waves=equal,
-                ttft_s=float(r["ttft_ms"]) / 1e3, tpot_s=float(r["tpot_ms"]) / 1e3))
+                bursts=r["equal_lengths"] == "2", ttft_s=float(r["ttft_ms"]) / 1e3,
+                tpot_s=float(r["tpot_ms"]) / 1e3))
     return tuple(found)
 
 
@@ -126,9 +131,10 @@ class Held:
         routed = any(name == DISTINCT for (name, _), _ in line.read)
         rest = self.attention if line.block in ("attention", "mla") else self.others
         held = self.experts if routed else rest
-        packed = held.dtype not in ("", "bfloat16")
-        rate = rates.get(held.dtype, rates["float8_e4m3fn"]) if packed else plain
-        return Product(flops_per_s=rate, packed=packed, blocked=packed and held.bits == 8 and self.by_block)
+        packed = held.dtype in rates and held.bits < 16
+        rate = rates[held.dtype] if packed else plain
+        return Product(flops_per_s=rate, packed=packed, blocked=packed and held.bits == 8 and self.by_block,
+                       unpacked=0.0 if packed else log2(16 / held.bits))
 
 
 def held(one: Served) -> Held:
@@ -147,26 +153,39 @@ def held(one: Served) -> Held:
 def cache_bytes(one: Served) -> float:
     """Of a K or V number; the file does not say. FP8 where an engine's published recipes for these
     checkpoints quantize the cache, else 16 bit."""
-    if one.weights == "bf16" or one.engine == "sglang" or one.model == "kimi-k2.5":
-        return 2.0
     hopper = CLASSES[one.device] == "hopper"
-    plain = one.model == "qwen3-32b" or (one.model == "gpt-oss-120b" and hopper)
-    return 2.0 if one.engine == "vllm" and plain else 1.0
+    plain = {"vllm": one.model == "qwen3-32b" or (one.model == "gpt-oss-120b" and hopper),
+             "trtllm": one.model == "gpt-oss-120b" and hopper, "sglang": hopper}
+    return 2.0 if one.weights == "bf16" or one.model == "kimi-k2.5" or plain[one.engine] else 1.0
 
 
 @cache
 def _worker(model: str, layout: Layout, formats: Held, element_bytes: float, device: str,
             skew: float) -> Worker:
     one = hardware(device)
-    found = stages(spec_of(model), layout, weight_bytes=formats.num_bytes,
-                   cache_element_bytes=element_bytes, skew=skew)
+    found = _stages(model, layout, formats, element_bytes, skew)
     return Worker(found, layout, one, partial(formats.product, one))
+
+
+@cache
+def _stages(model: str, layout: Layout, formats: Held, element_bytes: float,
+            skew: float) -> tuple[Stage, ...]:
+    return stages(spec_of(model), layout, weight_bytes=formats.num_bytes, cache_element_bytes=element_bytes,
+                  skew=skew)
+
+
+def residents(one: Served) -> float:
+    """Whole sequences that fit on a group of devices beside the weights; more users than these wait."""
+    device, element = hardware(one.device), cache_bytes(one)
+    (stage,) = _stages(one.model, one.layout, held(one), element, 0.0)
+    free = FILLED * (device.usable_bytes or device.marketed_bytes) - stage.weights_bytes - WORKSPACE
+    return free / needed_cache_bytes(stage.spec, int(one.prompt + one.output / 2), int(element))
 
 
 def point(one: Served) -> Point:
     """With its work at every skew."""
     lanes = one.layout.groups * one.layout.dp
-    users = max(one.users / lanes, 1.0)
+    users = max(min(one.users / lanes, residents(one)), 1.0)
     decode = Rows(rows=users, start=int(one.prompt + one.output / 2), count=1)
     prompt = Rows(rows=1, start=0, count=int(one.prompt))
     routed = any(block.kind == "moe" for _, block in spec_of(one.model).layers[-1].blocks)
@@ -174,16 +193,34 @@ def point(one: Served) -> Point:
                for skew in (SKEWS if routed else SKEWS[:1])]
     return Point(decode=tuple(worker([decode]) for worker in workers),
                  prompt=(workers[0]([prompt]),), users=users, output=one.output,
-                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, about=one.group)
+                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, bursts=one.bursts,
+                 about=one.group)
 
 
-def calibrated(rows: Iterable[tuple[Served, Point]], device_class: str, pull: float = 0.05) -> Efficiency:
-    """The factors of an engine on a class of devices: first of all its devices, from there of the class,
-    where it has at least eight points."""
-    pairs = list(rows)
-    every = fit(Points([p for _, p in pairs]), pull=pull)
-    own = [p for one, p in pairs if CLASSES[one.device] == device_class]
-    return fit(Points(own), every, pull=4 * pull) if len(own) >= 8 else every
+Pairs = Sequence[tuple[Served, Point]]
+
+
+def _drawn(pairs: Pairs, start: Efficiency | None = None, pull: float = 0.05) -> Efficiency | None:
+    """`start` fitted on, where there are at least eight points."""
+    return fit(Points([p for _, p in pairs]), start, pull=pull) if len(pairs) >= 8 else start
+
+
+def calibrated(own: Pairs, others: Pairs, device_class: str) -> Efficiency:
+    """The factors of an engine on a class of devices. What engines have in common, one point of five says;
+    from there go an engine's own factors and a class's over all engines, and where both lead to, the
+    engine's points on the class are drawn to. Without others: the engine's, from there the class's."""
+    def of_class(pairs: Pairs) -> Pairs:
+        return [pair for pair in pairs if CLASSES[pair[0].device] == device_class]
+
+    common = _drawn([*own, *others][::5]) if others else None
+    every = _drawn(own, common)
+    if common is not None and every is not None and (there := _drawn(of_class([*own, *others])[::5], common)):
+        moved = {name: getattr(every, name) * getattr(there, name) / getattr(common, name) for name in RANGES}
+        every = every.having({name: min(max(x, RANGES[name].low), RANGES[name].high)
+                              for name, x in moved.items()})
+    found = _drawn(of_class(own), every, pull=0.2)
+    assert found is not None, "no points"
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,16 +238,17 @@ class Judged:
         return f"{self.what}: {len(self.tpot)} configurations, {', '.join(figures)}"
 
 
-def judge(pairs: Sequence[tuple[Served, Point]], held_out: Callable[[Served, Served], bool],
-          what: str) -> Judged:
-    """Every configuration of one engine, each by a fit without those that it is `held_out` with."""
+def judge(pairs: Pairs, held_out: Callable[[Served, Served], bool], what: str, others: Pairs = ()) -> Judged:
+    """Every configuration of one engine, each by a fit without those that it is `held_out` with, of the
+    engine and of others."""
     cases: dict[tuple[str, ...], list[int]] = {}
     for i, (one, _) in enumerate(pairs):
-        seen = {other.group for other, _ in pairs if not held_out(one, other)}
+        seen = {other.group for other, _ in (*pairs, *others) if not held_out(one, other)}
         cases.setdefault((CLASSES[one.device], *sorted(seen)), []).append(i)
     errors = np.zeros((3, len(pairs)))
     for (device_class, *groups), chosen in cases.items():
-        eff = calibrated([pair for pair in pairs if pair[0].group in groups], device_class)
+        eff = calibrated(*([pair for pair in some if pair[0].group in groups] for some in (pairs, others)),
+                         device_class)
         tpot, ttft = Points([pairs[i][1] for i in chosen]).served(eff)
         for n, i in enumerate(chosen):
             one = pairs[i][0]

@@ -18,14 +18,16 @@ def test_vllm_tpot_of_models_and_devices_that_no_fit_has_seen() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("engine", "limit"), [("vllm", 0.12), ("trtllm", 0.20), ("sglang", 0.25)])
+@pytest.mark.parametrize(("engine", "limit"), [("vllm", 0.12), ("trtllm", 0.15), ("sglang", 0.12)])
 def test_every_engine_with_models_devices_and_both_held_out(engine: str, limit: float) -> None:
-    """All configurations. The other two engines' devices ran different models in this sample, so that holding
-    out one is holding out the other: their limits are what is reached, not what is aimed at."""
+    """All configurations. TRT-LLM and SGLang ran few models a device in this sample: what kernels and links
+    reach is drawn from the other engines too, of whom the model or device is held out as well."""
     pairs = pairs_of(engine)
+    others = [] if engine == "vllm" else [p for x in ("vllm", "trtllm", "sglang") if x != engine
+                                          for p in pairs_of(x)]
     print("\n".join(("", *PUBLISHED)))
     for held_out, what in ((same_model, "model"), (same_device, "device"),
                            (lambda a, b: same_model(a, b) or same_device(a, b), "model and device")):
-        judged = judge(pairs, held_out, f"{engine}, {what} held out")
+        judged = judge(pairs, held_out, f"{engine}, {what} held out", others)
         print(judged.text())
         assert np.median(np.abs(judged.tpot)) <= limit, judged.text()
