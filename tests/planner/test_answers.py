@@ -1,6 +1,7 @@
 """Protects what stands on plans: explanations, comparisons, remedies, claims and the search."""
 
 import time
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -66,7 +67,12 @@ def test_a_change_that_touches_nothing_else_is_named_before_another_device() -> 
 
 def test_where_no_change_is_enough_one_is_named_with_the_batch_that_it_needs() -> None:
     ask = replace(BASE, batch=64, ttft_s=0.05, tpot_s=0.005)
-    assert remedy(plan(ask, SHOP), SHOP) == "TP 8 and batch 55"
+    named = re.fullmatch(r"TP (\d+) and batch (\d+)", remedy(plan(ask, SHOP), SHOP))
+    assert named is not None
+    ways, batch = map(int, named.groups())
+    assert plan(replace(ask, tp=ways, gpus=ways, batch=batch), SHOP).feasible
+    assert not plan(replace(ask, tp=ways, gpus=ways), SHOP).feasible and not plan(
+        replace(ask, batch=batch), SHOP).feasible
     assert "no one change" in as_text(plan(replace(ask, ttft_s=0.001), SHOP))
 
 
