@@ -1,7 +1,7 @@
 """Protects what stands on plans: explanations, comparisons, remedies, claims and the search."""
 
-import time
 import re
+import time
 from dataclasses import replace
 from xml.etree import ElementTree
 
