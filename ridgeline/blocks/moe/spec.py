@@ -7,8 +7,6 @@ from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import CacheSpec
 from ridgeline.spec.cost import CostLine, distinct, form
 
-SCORES = ("softmax", "sigmoid", "chosen")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
