@@ -24,7 +24,7 @@ from ridgeline.schedule.plan import (
     StepPlan,
     StepResult,
 )
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
@@ -308,7 +308,7 @@ class Harness:
             blow_up=blow_up, clock=self.clock)
         self.manager = KVManager(self.executor.layout, num_pages, prefix_caching=prefix_caching and cache)
         self.scheduler = Scheduler(
-            self.executor.capacity(), self.manager, POLICIES[policy](), eos_token_ids=EOS, cache=cache,
+            self.executor.capacity(), self.manager, make_policy(policy), eos_token_ids=EOS, cache=cache,
             max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows,
             speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None)
         self.trace = RingTrace()

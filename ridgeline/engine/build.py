@@ -59,7 +59,7 @@ from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.spec.block import ParamSpec
@@ -121,7 +121,7 @@ def build_engine(
     """
     clock = clock or WallClock()
     startup = Startup(clock)
-    policy = POLICIES[config.policy]()
+    policy = make_policy(config.policy)
     device = choose_device(config, startup)
     check_speculation(config, on_gpu=device.type == "cuda")
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)

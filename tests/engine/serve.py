@@ -13,7 +13,7 @@ from ridgeline.engine.service import Service
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import StepPlan
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.scheduler import Scheduler
 from tests.helpers_schedule import EOS, FakeExecutor, layout_of
 
@@ -27,7 +27,7 @@ def fake_loop(*, before_step: Callable[[StepPlan], None] = lambda plan: None, nu
 
     executor = FakeExecutor(layout=layout_of("paged"), num_pages=num_pages, blow_up=blow_up)
     scheduler = Scheduler(
-        executor.capacity(), KVManager(executor.layout, num_pages), POLICIES["fcfs"](),
+        executor.capacity(), KVManager(executor.layout, num_pages), make_policy("fcfs"),
         max_num_batched_tokens=64, max_num_seqs=8, eos_token_ids=EOS)  # fmt: skip
     return Loop(scheduler, executor, WallClock())
 

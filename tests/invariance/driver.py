@@ -23,7 +23,7 @@ from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import RowLogprobs
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Long, Speculation
@@ -155,7 +155,7 @@ class Tiny:
         manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching,
                             snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes)
         scheduler = Scheduler(
-            executor.capacity(), manager, POLICIES[setup.policy](),
+            executor.capacity(), manager, make_policy(setup.policy),
             max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows,
             eos_token_ids=self.spec.eos_token_ids, cache=setup.cache, seed=setup.seed,
             speculation=Eager(setup.num_rows, MOST_DRAFTS, lambda step: 1.0) if setup.speculate else None)

@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import StepPlan, StepResult
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.spec.cache import Paged, plan_layout
@@ -25,7 +25,7 @@ def steady_scheduler(num_waiting: int) -> Scheduler:
     layout = plan_layout([(Paged(bytes_per_entry=1024),)] * 4, block_tokens=16)
     capacity = Capacity(layout=layout, num_pages=40_000, num_rows=ROWS, max_step_tokens=8192,
                         max_model_len=4096, vocab_size=50_000)
-    scheduler = Scheduler(capacity, KVManager(layout, 40_000), POLICIES["fcfs"](), eos_token_ids=(2,),
+    scheduler = Scheduler(capacity, KVManager(layout, 40_000), make_policy("fcfs"), eos_token_ids=(2,),
                           max_num_batched_tokens=8192, max_num_seqs=ROWS)
     rng = np.random.default_rng(0)
     for index in range(ROWS + num_waiting):

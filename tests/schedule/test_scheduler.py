@@ -9,7 +9,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT
-from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import Finish
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.spec.sampling import SamplingParams
@@ -89,7 +89,7 @@ def test_priority_runs_the_lower_number_first_and_takes_its_place() -> None:
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'fcfs'.*fcfs, priority"):
-        POLICIES["fcfss"]
+        make_policy("fcfss")
 
 
 @pytest.mark.parametrize(("cache", "tokens", "least"), [(True, 3, "8"), (False, 100, "128")])
@@ -97,14 +97,14 @@ def test_a_step_too_small_to_advance_everybody_is_refused(cache: bool, tokens: i
     """Below one token a row (or one whole context without a cache) somebody could wait for ever."""
     executor = FakeExecutor(layout_of("paged"), 33)
     with pytest.raises(ConfigError, match=f"set max_num_batched_tokens to at least {least}"):
-        Scheduler(executor.capacity(), KVManager(executor.layout, 33), POLICIES["fcfs"](), cache=cache,
+        Scheduler(executor.capacity(), KVManager(executor.layout, 33), make_policy("fcfs"), cache=cache,
                   max_num_batched_tokens=tokens, max_num_seqs=8)
 
 
 def test_a_cache_that_holds_no_request_is_refused_at_start() -> None:
     executor = FakeExecutor(layout_of("mixed"), 2)
     with pytest.raises(ConfigError, match=r"a KV cache of 1 pages .* larger kv_cache_bytes"):
-        Scheduler(executor.capacity(), KVManager(executor.layout, 2), POLICIES["fcfs"](),
+        Scheduler(executor.capacity(), KVManager(executor.layout, 2), make_policy("fcfs"),
                   max_num_batched_tokens=64, max_num_seqs=8)
 
 

@@ -1,8 +1,24 @@
 """What a scheduling policy is asked. It orders and admits; it never allocates and never reads a clock."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.schedule.request import Request
+from ridgeline.schedule.speculate import Shape
+from ridgeline.schedule.targets import NO_TARGETS, Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a policy may be made with. price: seconds of a step, for policies that predict time; None where
+    nobody can tell, which such a policy refuses."""
+
+    targets: Targets = NO_TARGETS
+    price: Callable[[Shape], float] | None = None
+
+
+NO_NEEDS = Needs()
 
 
 class Policy(Protocol):

@@ -1,0 +1,24 @@
+"""A workload as people ask for it: a trace, or lengths and arrivals drawn at random."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadAsk:
+    """What the flags of `simulate` and `bench serve` say alike.
+
+    trace: a file, or the name of a known format and a file ("mooncake:FILE"); takes the place of lengths and
+    arrivals. lengths: "sharegpt", "azure-conv", "azure-code", "lognormal:...", "uniform:...", "fixed:...".
+    arrival: "poisson", "gamma:SHAPE", "trace", "closed:N" (N at a time). rate: requests a second. rate_scale
+    presses a trace's arrivals together. num_requests, duration_s: where it ends, whichever comes first.
+    """
+
+    trace: str | None = None
+    lengths: str | None = None
+    arrival: str = "poisson"
+    rate: float | None = None
+    rate_scale: float = 1.0
+    num_requests: int | None = None
+    duration_s: float | None = None
+    length_scale: float = 1.0
+    seed: int = 0
