@@ -12,7 +12,7 @@ from tests.kernels.triton_cases import Case, Geometry, close, random, tolerance
 
 LENS = [150, 70, 0, 90, 200, 129, 140]
 GROUPS = [([0, 3, 6], 80), ([4, 5], 128), ([1], 64)]  # 80 is no multiple of a piece; one row shares nothing
-TILE = Tile(piece=32, tokens=16, warps=2, stages=2, programs=2)
+PIECE, TILE = 32, Tile(tokens=16, warps=2, stages=2, programs=2)
 
 
 def shared(shape: Geometry, *, sinks: bool = False, qk_norm: bool = False) -> Case:
@@ -42,7 +42,7 @@ def shared(shape: Geometry, *, sinks: bool = False, qk_norm: bool = False) -> Ca
         wanted = decode_reference(qkv.float(), keys.clone(), values.clone(), rows.lens_S, rows.table_SX,
                                   rows.cos_SR, rows.sin_SR, **options)
         attend = DecodeAttention(gpu, max_rows=len(LENS), max_kv_heads=shape.kv_heads)
-        common = share(GROUPS, num_rows=len(LENS), num_heads=shape.heads // shape.kv_heads, piece=TILE.piece,
+        common = share(GROUPS, num_rows=len(LENS), num_heads=shape.heads // shape.kv_heads, piece=PIECE,
                        device=gpu.device)
         items = []
         for prefixes in (None, common, common):  # the third finds the locks as the second left them
@@ -52,8 +52,8 @@ def shared(shape: Geometry, *, sinks: bool = False, qk_norm: bool = False) -> Ca
             live = rows.lens_S > 0
             close(got[live], wanted[live], tolerance(dtype))
             assert attend.locks.sum() == 0
-            items.append(int(plan.total))
-        assert items == [28, 14, 14], "own pieces; the shared ones are six more"
+            items.append(int(plan.share[0]) // shape.kv_heads)
+        assert items == [52, 24, 24], "tiles that are read by a row alone"
 
     return check
 

@@ -83,12 +83,10 @@ def test_pages_of_other_strides_or_types_are_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 128, 512])
-@pytest.mark.parametrize("longest", [64, 8192, 131072])
 @pytest.mark.parametrize(("dim", "kv_bytes"), [(16, 4), (80, 2), (128, 1), (128, 2), (256, 4)])
-def test_attention_tiles_fit(rows: int, longest: int, dim: int, kv_bytes: int) -> None:
-    """Shared memory holds every program's tiles, device memory the sums of every piece."""
-    tile = tile_for(rows, longest, num_heads=32, kv_heads=8, dim=dim, kv_bytes=kv_bytes)
+def test_attention_tiles_fit(rows: int, dim: int, kv_bytes: int) -> None:
+    """Shared memory holds every program's tiles."""
+    tile = tile_for(rows, num_heads=32, kv_heads=8, dim=dim, kv_bytes=kv_bytes)
     width = 1 << (dim - 1).bit_length()
-    assert tile.piece % tile.tokens == 0 and tile.programs >= 1
+    assert tile.programs >= 1
     assert 2 * tile.tokens * width * kv_bytes * tile.stages * tile.programs <= 220 << 10
-    assert rows * 32 * -(-longest // tile.piece) * (width + 2) * 4 <= 64 << 20 or tile.piece >= longest

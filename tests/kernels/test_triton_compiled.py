@@ -42,9 +42,9 @@ def linear(shape: LinearShape, rows: int, folder: Path, pdl: int) -> Compiled:
 def attention(rows: int, dim: int, folder: Path, pdl: int) -> Compiled:
     from ridgeline.kernels.decode_attention.triton import decode_kernel
 
-    tile = tile_for(rows, 8192, num_heads=32, kv_heads=8, dim=dim, kv_bytes=2)
-    constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=tile.piece,
-                     BT=tile.tokens, NP=4, GN=2, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl,
+    tile = tile_for(rows, num_heads=32, kv_heads=8, dim=dim, kv_bytes=2)
+    constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=64,
+                     BT=tile.tokens, NP=4, GN=2, SHARED=False, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl,
                      INTERPRET=False)
     return compile_for_hopper(decode_kernel, folder, constants=constants, descriptors={},
                               num_warps=tile.warps,
@@ -69,7 +69,7 @@ def test_linears_keep_their_tiles_in_registers(shape: LinearShape, rows: int, pd
 def test_attention_keeps_its_tiles_in_registers(rows: int, dim: int, pdl: int, tmp_path: Path) -> None:
     made = attention(rows, dim, tmp_path, pdl)
     assert made.local_bytes == 0, made
-    assert made.shared_bytes <= SHARED_LIMIT // tile_for(rows, 8192, num_heads=32, kv_heads=8, dim=dim,
+    assert made.shared_bytes <= SHARED_LIMIT // tile_for(rows, num_heads=32, kv_heads=8, dim=dim,
                                                          kv_bytes=2).programs
     assert ("griddepcontrol.wait" in made.ptx) == (pdl > 0)
     assert "mma.sync" in made.ptx and "cp.async" in made.ptx

@@ -154,7 +154,7 @@ def chain(gpu: Gpu, dtype: torch.dtype) -> None:
 FP8 = torch.float8_e4m3fn
 TINY = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 32}
-SMALL = Tile(piece=64, tokens=32, warps=2, stages=2, programs=2)
+SMALL = Tile(tokens=32, warps=2, stages=2, programs=2)
 CASES: dict[str, Case] = {
     "linear gemv plain": linear(Choice(form="gemv", block_n=4, block_k=64), 1, k=256),
     "linear gemv norm bias, ragged": linear(Choice(form="gemv", block_n=8, block_k=64), 1, norm=True,

@@ -1,8 +1,8 @@
 """Shared prefixes in decode attention: rows whose texts begin alike read the keys and values of that part
 once, together, instead of each for itself.
 
-The door of a mode of decode attention. A prefix is cut in the same pieces as a row's own tokens; a piece's
-sums for all its rows come from one program, and whoever merges a row's pieces does not see the difference.
+The door of a mode of decode attention. A prefix is cut in pieces; a piece's sums for all its rows come from
+one program, and whoever merges a row's sums takes them along.
 Knows nothing of where prefixes come from.
 
 Legend: S rows, L members of all groups.
@@ -23,7 +23,7 @@ class Shared:
 
     members_L int32: rows, group after group. work int32 [items, 4]: (first member, members, first token, end)
     of a piece; total int32 [1]: items. skip_S int32: tokens of each row that are done so; multiples of
-    `piece`, fewer than the row has. num_heads: that share a KV head.
+    `piece`, fewer than the row has. most: pieces of the longest prefix. num_heads: that share a KV head.
     """
 
     members_L: Tensor
@@ -31,13 +31,14 @@ class Shared:
     total: Tensor
     skip_S: Tensor
     piece: int
+    most: int
     num_heads: int
 
 
 def share(groups: Sequence[tuple[Sequence[int], int]], *, num_rows: int, num_heads: int, piece: int,
           device: torch.device) -> Shared | None:
     """groups: (rows, tokens of the prefix that lies in the same pages of all of them), each row in one group
-    at most, tokens fewer than any of its rows has. piece: of decode attention's tile. num_heads: as of
+    at most, tokens fewer than any of its rows has. piece: whole tiles of decode attention. num_heads: as of
     `Shared`. None where no prefix fills a piece."""
     per_item, skip = max(1, _HEADS // num_heads), [0] * num_rows
     members: list[int] = []
@@ -58,7 +59,7 @@ def share(groups: Sequence[tuple[Sequence[int], int]], *, num_rows: int, num_hea
     made = [torch.tensor(numbers, dtype=torch.int32, device=device)
             for numbers in (members, work, [len(work)], skip)]
     return Shared(members_L=made[0], work=made[1], total=made[2], skip_S=made[3], piece=piece,
-                  num_heads=num_heads)
+                  most=max(skip) // piece, num_heads=num_heads)
 
 
 def tile_heads(shared: Shared) -> int:

@@ -14,12 +14,13 @@ from ridgeline.kernels.decode_attention.triton import _attend, _turned
 @triton.jit
 def shared_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, members_ptr, work_ptr, total_ptr, cos_ptr, sin_ptr,
                   qn_ptr, part_o, part_ml, lock_ptr, stride_qkv, stride_table, stride_angle, stride_page,
-                  stride_token, stride_head, scale, eps, max_pieces, HKV: tl.constexpr, G: tl.constexpr,
+                  stride_token, stride_head, scale, eps, first_slot, row_slots, HKV: tl.constexpr, G: tl.constexpr,
                   GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
                   C: tl.constexpr, BT: tl.constexpr, QK_NORM: tl.constexpr, PDL: tl.constexpr,
                   INTERPRET: tl.constexpr):
     """work [items, 4]: (first of members, how many, first token, end), a piece of a prefix each. Leaves every
-    row's sums where decode_kernel would have left them, and counts as an arrival there."""
+    row's sums in its slots, row_slots of each row and KV head from first_slot on, where decode_kernel finds
+    them, and counts as an arrival there."""
     pid = tl.program_id(0)
     if PDL > 0:
         gdc_wait()
@@ -44,7 +45,7 @@ def shared_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, members_ptr, work_ptr, total
         m, l, acc = _attend(q, k_ptr + head * stride_head, v_ptr + head * stride_head, pages, start, stop, 0,
                             stride_page, stride_token, scale, GP, D, DP, P, BT, False, INTERPRET)
         slot = row * HKV + head
-        at = (slot * max_pieces + start // C) * G + g
+        at = (first_slot + slot * row_slots + start // C) * G + g
         tl.store(part_o + at[:, None] * DP + d[None, :], acc, mask=ok[:, None])
         tl.store(part_ml + at * 2, m, mask=ok)
         tl.store(part_ml + at * 2 + 1, l, mask=ok)

@@ -23,8 +23,9 @@ CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES = 220 << 10
-_MERGED = 8  # pieces at once, at most
+_MERGED = 8  # pieces at once
 _PLANNED_ROWS = 512  # one kernel plans up to so many
+_LEAST_TOKENS, _FEW = 256, 8  # a program takes so many tokens, or fewer where that cuts no row in more pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """piece: tokens whose sum is kept apart. tokens: of a tile, dividing piece. programs: of a processor."""
+    """tokens: of a tile. programs: of a processor."""
 
-    piece: int
     tokens: int
     warps: int
     stages: int
@@ -54,38 +54,32 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A step's work for layers of one geometry and window. work: (row, first token, end, pieces) an item."""
+    """A step's work for layers of one geometry and window. first, before, share: who takes which tiles, see
+    `plan_kernel`. programs: of all processors, a slot of sums for the first and the last tiles of each."""
 
     rows: Rows
     num_heads: int
     page_tokens: int
     window: int | None
     tile: Tile
-    max_pieces: int
-    work: Tensor
-    total: Tensor
+    programs: int
+    first: Tensor
+    before: Tensor
+    share: Tensor
     shared: Shared | None
 
 
-def tile_for(num_rows: int, longest: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
-    """The tile for `num_rows` rows of at most `longest` tokens (measured on an H200 with heads of 128).
+def tile_for(num_rows: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
+    """The tile for `num_rows` rows (measured on an H200 with heads of 128).
 
-    Few rows want many pieces; many rows want small tiles, so that more programs share a processor's memory,
-    where the heads of a group are enough to multiply.
-    Pieces grow with what a row may hold, so that their sums stay within 64 MiB. Entries of 8 bits take
-    registers to convert, which leave room for four programs.
+    Many rows want small tiles, so that more programs share a processor's memory, where the heads of a group
+    are enough to multiply. Entries of 8 bits take registers to convert, which leave room for four programs.
     """
-    if num_rows < 16:
-        tile = Tile(piece=256, tokens=64, warps=4, stages=2, programs=3)
-    elif num_heads < 4 * kv_heads:
-        tile = Tile(piece=512, tokens=64, warps=4, stages=2, programs=3)
+    if num_rows < 16 or num_heads < 4 * kv_heads:
+        tile = Tile(tokens=64, warps=4, stages=2, programs=3)
     else:
-        tile = Tile(piece=512 if num_rows < 192 else 1024, tokens=32, warps=2, stages=2,
-                    programs=6 if kv_bytes > 1 else 4)
+        tile = Tile(tokens=32, warps=2, stages=2, programs=6 if kv_bytes > 1 else 4)
     width = _power(dim)
-    floats = num_rows * num_heads * (width + 2)
-    while floats * 4 * -(-longest // tile.piece) > _PARTIAL_BYTES and tile.piece < longest:
-        tile = replace(tile, piece=2 * tile.piece)
     if 2 * tile.tokens * width * kv_bytes * tile.stages > _SHARED_BYTES:
         tile = replace(tile, tokens=tile.tokens // 2)
     shared = 2 * tile.tokens * width * kv_bytes * tile.stages
@@ -118,6 +112,7 @@ def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -
 
 class DecodeAttention:
     """Runs decode attention on one stream of one GPU. Layers share its locks, one after another.
+    Where a row's sums are cut hangs on the rows beside it: they are float32, and merged as such.
 
     k_scale, v_scale: what 1.0 in the cache stands for; for float8."""
 
@@ -143,22 +138,24 @@ class DecodeAttention:
         num_rows, (tokens, kv_heads, dim) = len(rows.lens_S), keys_NPGD.shape[1:]
         assert num_rows * kv_heads <= len(self.locks), "a lock for each row and KV head"
         assert rows.lens_S.dtype == rows.table_SX.dtype == torch.int32
-        longest = rows.table_SX.shape[1] * tokens
         if tile is None:
-            tile = tile_for(num_rows, longest, num_heads=num_heads, kv_heads=kv_heads, dim=dim,
+            tile = tile_for(num_rows, num_heads=num_heads, kv_heads=kv_heads, dim=dim,
                             kv_bytes=keys_NPGD.element_size())
-        assert tile.piece % tile.tokens == 0
-        assert shared is None or (window is None and shared.piece == tile.piece)
-        seen = longest if window is None else min(longest, window + tile.piece - 1)
-        most = -(-seen // tile.piece)
-        work = torch.empty(num_rows * most * 4, dtype=torch.int32, device=rows.lens_S.device)
-        total = torch.empty(1, dtype=torch.int32, device=rows.lens_S.device)
+        assert shared is None or (window is None and shared.piece % tile.tokens == 0)
+        longest = rows.table_SX.shape[1] * tokens
+        seen = longest if window is None else min(longest, window + tile.tokens - 1)
+        slot_bytes = 4 * num_heads // kv_heads * (_power(dim) + 2)
+        programs = min(self._gpu.processors * tile.programs, num_rows * kv_heads * -(-seen // tile.tokens),
+                       max(self._gpu.processors, _PARTIAL_BYTES // (2 * slot_bytes)))
+        first, before, share = (torch.empty(size, dtype=torch.int32, device=rows.lens_S.device)
+                                for size in (programs, num_rows + 1, 2))
         skip_S = rows.lens_S if shared is None else shared.skip_S
-        plan_kernel[(num_rows,)](rows.lens_S, skip_S, work, total, num_rows,
-                                 _NO_WINDOW if window is None else window, tile.piece,
+        plan_kernel[(num_rows,)](rows.lens_S, skip_S, first, before, share, num_rows,
+                                 _NO_WINDOW if window is None else window, programs, kv_heads, tile.tokens,
+                                 max(1, _LEAST_TOKENS // tile.tokens), _FEW,
                                  _power(max(num_rows, _PLANNED_ROWS)), shared is not None, num_warps=1)
         return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
-                    max_pieces=most, work=work, total=total, shared=shared)
+                    programs=programs, first=first, before=before, share=share, shared=shared)
 
     def __call__(self, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
                  q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
@@ -175,28 +172,28 @@ class DecodeAttention:
         rows, tile, num_heads = plan.rows, plan.tile, plan.num_heads
         num_rows, (kv_heads, dim) = len(qkv_SE), keys_NPGD.shape[2:]
         assert qkv_SE.shape[1] == (num_heads + 2 * kv_heads) * dim and qkv_SE.stride(1) == 1
-        group, width, items = num_heads // kv_heads, _power(dim), num_rows * plan.max_pieces
-        held = items * num_heads if plan.max_pieces > 1 else 1
-        part_o = torch.empty(held * width, dtype=torch.float32, device=qkv_SE.device)
-        part_ml = torch.empty(held * 2, dtype=torch.float32, device=qkv_SE.device)
+        group, width, shared = num_heads // kv_heads, _power(dim), plan.shared
+        prefix_slots = 0 if shared is None else shared.most + 1
+        slots = 2 * plan.programs + num_rows * kv_heads * prefix_slots
+        part_o = torch.empty(slots * group * width, dtype=torch.float32, device=qkv_SE.device)
+        part_ml = torch.empty(slots * group * 2, dtype=torch.float32, device=qkv_SE.device)
         if out_SE is None:
             out_SE = torch.empty(num_rows, num_heads * dim, dtype=qkv_SE.dtype, device=qkv_SE.device)
         pdl = (2 if early else 1) if self._gpu.programmatic else 0
-        if plan.shared is not None:
-            self._shared(plan.shared, qkv_SE, keys_NPGD, values_NPGD, plan, scale, q_norm, eps, part_o,
-                         part_ml)
-        decode_kernel[(min(items * kv_heads, self._gpu.processors * tile.programs),)](
-            qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, rows.lens_S, plan.work, plan.total, rows.cos_SR,
-            rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE), _or(sinks_M, qkv_SE), part_o, part_ml,
-            self.locks,
-            out_SE, qkv_SE.stride(0), out_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0),
-            keys_NPGD.stride(0), keys_NPGD.stride(1), keys_NPGD.stride(2), scale, self._k_scale,
-            self._v_scale, torch.finfo(keys_NPGD.dtype).max,
-            _NO_WINDOW if plan.window is None else plan.window, eps, plan.max_pieces, kv_heads, group,
-            max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.piece,
-            tile.tokens, *_merged(tile, plan.max_pieces, group, width), q_norm is not None,
-            sinks_M is not None, plan.window is not None, pdl, self._gpu.interpret, num_warps=tile.warps,
-            num_stages=tile.stages, **self._gpu.launch_options())
+        if shared is not None:
+            self._shared(shared, qkv_SE, keys_NPGD, values_NPGD, plan, scale, q_norm, eps, part_o, part_ml)
+        skip_S, piece = (rows.lens_S, tile.tokens) if shared is None else (shared.skip_S, shared.piece)
+        decode_kernel[(plan.programs,)](
+            qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, rows.lens_S, skip_S, plan.first, plan.before,
+            plan.share, rows.cos_SR, rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE),
+            _or(sinks_M, qkv_SE), part_o, part_ml, self.locks, out_SE, qkv_SE.stride(0), out_SE.stride(0),
+            rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0), keys_NPGD.stride(1),
+            keys_NPGD.stride(2), scale, self._k_scale, self._v_scale, torch.finfo(keys_NPGD.dtype).max,
+            _NO_WINDOW if plan.window is None else plan.window, eps, prefix_slots, kv_heads, group,
+            max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.tokens, piece,
+            *_merged(tile, group, width), q_norm is not None, sinks_M is not None, plan.window is not None,
+            shared is not None, pdl, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages,
+            **self._gpu.launch_options())
         return out_SE
 
     def _shared(self, shared: Shared, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan,
@@ -210,18 +207,18 @@ class DecodeAttention:
             qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, shared.members_L, shared.work, shared.total,
             rows.cos_SR, rows.sin_SR, _or(q_norm, qkv_SE), part_o, part_ml, self.locks,
             qkv_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0),
-            keys_NPGD.stride(1), keys_NPGD.stride(2), scale * self._k_scale, eps, plan.max_pieces, kv_heads,
-            shared.num_heads, tile_heads(shared), dim, _power(dim), rows.cos_SR.shape[1], plan.page_tokens,
-            tile.piece, tile.tokens, q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
+            keys_NPGD.stride(1), keys_NPGD.stride(2), scale * self._k_scale, eps, 2 * plan.programs,
+            shared.most + 1, kv_heads, shared.num_heads, tile_heads(shared), dim, _power(dim),
+            rows.cos_SR.shape[1], plan.page_tokens, shared.piece, tile.tokens, q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
             num_warps=8, num_stages=2, **self._gpu.launch_options())
 
 
-def _merged(tile: Tile, max_pieces: int, group: int, width: int) -> tuple[int, int]:
+def _merged(tile: Tile, group: int, width: int) -> tuple[int, int]:
     """(pieces, query heads) that are merged at once, by the registers that there are: where many programs
     share a processor, one head of few pieces."""
     room = (32 if tile.warps >= 4 else 8) * 32 * tile.warps // width
     heads = min(_power(group), max(1, room // _MERGED))
-    return max(1, min(_power(max_pieces), room // heads, _MERGED)), heads
+    return max(1, min(room // heads, _MERGED)), heads
 
 
 def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Triton kernels of decode attention: one new token a row, its keys and values in pages.
 
 Legend: S rows, HKV KV heads, G query heads of each (GP padded), D head width (DP padded), R rotary width, P
-tokens a page, C tokens a piece, BT tokens a tile. A row's keys are cut in pieces of C anchored at position 0,
-so that where sums are cut depends on nothing but the row. Work is (row, KV head, piece), dealt to programs in
-turn; the piece that arrives last merges its row's.
+tokens a page, BT tokens a tile, C tokens a piece of a shared prefix. The step's tiles stand in one line, row
+after row, of each row its KV heads one after another; every program takes as many of them, so that all end
+together whatever the rows' lengths. A head that several programs met in is merged by the one that is done
+last.
 """
 
 import triton
@@ -13,33 +14,35 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def plan_kernel(lens_ptr, skip_ptr, work_ptr, total_ptr, num_rows, window, C: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows", "programs"])
+def plan_kernel(lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr, num_rows, window, programs,
+                HKV: tl.constexpr, BT: tl.constexpr, LEAST: tl.constexpr, FEW: tl.constexpr,
                 BR: tl.constexpr, SHARED: tl.constexpr):
-    """One program a row, BR >= num_rows. work[i] = (row, first token, end, pieces of the row) in order of
-    rows; total[0]: items. Pieces before the row's window are left out; a row of length 0 has none. SHARED:
-    skip[row] tokens, whole pieces, count among the row's pieces and are no work of its own."""
+    """One program a row, BR >= num_rows. share: all tiles, and how many a program takes: at least LEAST,
+    fewer where no row has FEW times as many. before [S + 1]: a KV head's tiles of the rows before each.
+    first [programs]: the row of a program's first tile, written where it has one. Tiles before the row's
+    window are left out, those of its skip tokens too when SHARED."""
     row = tl.program_id(0)
     r = tl.arange(0, BR)
     n = tl.load(lens_ptr + r, mask=r < num_rows, other=0)
-    first = tl.maximum(n - window, 0) // C
-    pieces = (n + C - 1) // C - first
-    todo = pieces
+    skipped = tl.maximum(n - window, 0) // BT
     if SHARED:
-        todo = pieces - tl.load(skip_ptr + r, mask=r < num_rows, other=0) // C
-    before = tl.sum(tl.where(r < row, todo, 0), 0)
-    mine = tl.sum(tl.where(r == row, pieces, 0), 0)
-    done = mine - tl.sum(tl.where(r == row, todo, 0), 0)
-    start = tl.sum(tl.where(r == row, first, 0), 0) * C
-    length = tl.sum(tl.where(r == row, n, 0), 0)
+        skipped = tl.load(skip_ptr + r, mask=r < num_rows, other=0) // BT
+    tiles = (n + BT - 1) // BT - skipped
+    total = tl.sum(tiles, 0) * HKV
+    least = tl.minimum(LEAST, (tl.max(tiles, 0) + FEW - 1) // FEW)
+    each = tl.maximum(tl.maximum((total + programs - 1) // programs, least), 1)
+    begin = tl.sum(tl.where(r < row, tiles, 0), 0)
+    end = begin + tl.sum(tl.where(r == row, tiles, 0), 0)
     if row == 0:
-        tl.store(total_ptr, tl.sum(todo, 0))
-    for p in range(done, mine):
-        item = work_ptr + (before + p - done) * 4
-        tl.store(item, row)
-        tl.store(item + 1, start + p * C)
-        tl.store(item + 2, tl.minimum(start + p * C + C, length))
-        tl.store(item + 3, mine)
+        tl.store(before_ptr, 0)
+        tl.store(share_ptr, total)
+        tl.store(share_ptr + 1, each)
+    tl.store(before_ptr + row + 1, end)
+    last = (end * HKV + each - 1) // each
+    for p0 in range((begin * HKV + each - 1) // each, last, 64):
+        p = p0 + tl.arange(0, 64)
+        tl.store(first_ptr + p, row, mask=p < last)
 
 
 @triton.jit
@@ -54,18 +57,6 @@ def _dot_add(a, b, acc, INTERPRET: tl.constexpr):
     if INTERPRET:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
-def _item(work_ptr, lens_ptr, item, total, HKV: tl.constexpr):
-    """(row, first token, end, pieces, length) of one item of work; zeros beyond the last."""
-    w = work_ptr + item // HKV * 4
-    ok = item < total
-    row = tl.load(w, mask=ok, other=0).to(tl.int64)
-    start = tl.load(w + 1, mask=ok, other=0)
-    stop = tl.load(w + 2, mask=ok, other=0)
-    pieces = tl.load(w + 3, mask=ok, other=0)
-    return row, start, stop, pieces, tl.load(lens_ptr + row, mask=ok, other=0)
 
 
 @triton.jit
@@ -96,18 +87,16 @@ def _with_sink(m, l, sink):
 
 
 @triton.jit
-def _merge_heads(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, g_ok, G: tl.constexpr,
-                 GN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
-    """Sum the pieces of GN query heads g, NP at a time. first: the slot of piece 0; out_ptr: where head 0
-    goes."""
-    n = tl.arange(0, NP)
+def _summed(state, part_o, part_ml, first, odd, pieces, g, g_ok, G: tl.constexpr, DP: tl.constexpr,
+            NP: tl.constexpr, STEP: tl.constexpr):
+    """The state with so many pieces' sums added, NP at a time, of query heads g: those in slot first, or the
+    one after it when odd, and in every STEPth from first on."""
+    m, l, acc = state
     d = tl.arange(0, DP)
-    m = tl.full((GN,), -1e30, tl.float32)
-    l = tl.zeros((GN,), tl.float32)
-    acc = tl.zeros((GN, DP), tl.float32)
     for p0 in range(0, pieces, NP):
-        ok = (p0 + n < pieces)[None, :] & g_ok[:, None]
-        at = (first + p0 + n)[None, :] * G + g[:, None]
+        n = p0 + tl.arange(0, NP)
+        ok = (n < pieces)[None, :] & g_ok[:, None]
+        at = (first + n * STEP + tl.where(n == 0, odd, 0))[None, :] * G + g[:, None]
         m_p = tl.load(part_ml + at * 2, mask=ok, other=-1e30, cache_modifier=".cg")
         l_p = tl.load(part_ml + at * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
         o_p = tl.load(part_o + at[:, :, None] * DP + d[None, None, :], mask=ok[:, :, None], other=0.0,
@@ -118,22 +107,30 @@ def _merge_heads(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, 
         l = l * shrink + tl.sum(l_p * weight, 1)
         acc = acc * shrink[:, None] + tl.sum(o_p * weight[:, :, None], 1)
         m = m_new
-    if SINK:
-        l, shrink = _with_sink(m, l, tl.load(sink_ptr + g, mask=g_ok, other=-1e30).to(tl.float32) * LOG2E)
-        acc = acc * shrink[:, None]
-    o = acc * v_scale / tl.maximum(l, 1e-30)[:, None]
-    tl.store(out_ptr + g[:, None] * D + d[None, :], o.to(out_ptr.dtype.element_ty),
-             mask=g_ok[:, None] & (d < D)[None, :])
+    return m, l, acc
 
 
 @triton.jit
-def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, G: tl.constexpr, GN: tl.constexpr,
-           D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr):
-    """Every query head of a KV head, GN at once."""
+def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, odd, pieces, common, shared, G: tl.constexpr,
+           GN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr,
+           SHARED: tl.constexpr):
+    """Every query head of a KV head, GN at once, from the pieces that programs left, the first in slot first
+    (or after it when odd), and before those from `shared` slots from common on."""
+    d = tl.arange(0, DP)
     for g0 in range(0, G, GN):
         g = g0 + tl.arange(0, GN)
-        _merge_heads(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, pieces, g, g < G, G, GN, D, DP, NP,
-                     SINK)
+        g_ok = g < G
+        state = (tl.full((GN,), -1e30, tl.float32), tl.zeros((GN,), tl.float32),
+                 tl.zeros((GN, DP), tl.float32))
+        if SHARED:
+            state = _summed(state, part_o, part_ml, common, 0, shared, g, g_ok, G, DP, NP, 1)
+        m, l, acc = _summed(state, part_o, part_ml, first, odd, pieces, g, g_ok, G, DP, NP, 2)
+        if SINK:
+            l, shrink = _with_sink(m, l, tl.load(sink_ptr + g, mask=g_ok, other=-1e30).to(tl.float32) * LOG2E)
+            acc = acc * shrink[:, None]
+        o = acc * v_scale / tl.maximum(l, 1e-30)[:, None]
+        tl.store(out_ptr + g[:, None] * D + d[None, :], o.to(out_ptr.dtype.element_ty),
+                 mask=g_ok[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -195,31 +192,51 @@ def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_to
 
 
 @triton.jit
-def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_ptr, cos_ptr, sin_ptr, qn_ptr,
-                  kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, stride_qkv, stride_out, stride_table,
-                  stride_angle, stride_page, stride_token, stride_head, scale, k_scale, v_scale, top, window,
-                  eps, max_pieces,
+def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr,
+                  cos_ptr, sin_ptr, qn_ptr, kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, stride_qkv,
+                  stride_out, stride_table, stride_angle, stride_page, stride_token, stride_head, scale,
+                  k_scale, v_scale, top, window, eps, prefix_slots,
                   HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-                  R: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, NP: tl.constexpr,
+                  R: tl.constexpr, P: tl.constexpr, BT: tl.constexpr, C: tl.constexpr, NP: tl.constexpr,
                   GN: tl.constexpr, QK_NORM: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr,
-                  PDL: tl.constexpr, INTERPRET: tl.constexpr):
+                  SHARED: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """qk-norm, rotation, the write of the new key and value, and attention over all keys.
 
-    The piece with the row's last position writes the new token and then reads it back, so nobody waits for
-    it. Keys and values share strides. C is a multiple of BT. The plan and lens are read before gdc_wait: a
-    kernel launched without PDL must lie between them and the kernel before this one, or be that kernel.
+    The program with the row's last tile writes the new token and then reads it back, so nobody waits for it.
+    Keys and values share strides. A program's sums go to slot 2 pid for its first tiles, 2 pid + 1 for its
+    last. With SHARED every row and KV head has prefix_slots more behind those: the pieces of its prefix, and
+    one for its own sums where they are whole. The plan and lens are read before gdc_wait: a kernel launched
+    without PDL must lie between them and the kernel before this one, or be that kernel.
     """
     pid = tl.program_id(0)
     if PDL == 2:
         gdc_launch_dependents()
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
-    total = tl.load(total_ptr) * HKV
-    row, start, stop, pieces, length = _item(work_ptr, lens_ptr, pid, total, HKV)
+    each = tl.load(share_ptr + 1)
+    at = pid * each
+    end = tl.minimum(at + each, tl.load(share_ptr))
+    row = tl.load(first_ptr + pid, mask=at < end, other=0).to(tl.int64)
     if PDL > 0:
         gdc_wait()
-    for item in range(pid, total, tl.num_programs(0)):
-        head = item % HKV
+    while at < end:
+        while tl.load(before_ptr + row + 1) * HKV <= at:
+            row += 1
+        before = tl.load(before_ptr + row)
+        tiles = tl.load(before_ptr + row + 1) - before
+        head = (at - before * HKV) // tiles
+        whole = (before * HKV + head * tiles).to(tl.int32)  # where the row's tiles of this head begin
+        many = tl.minimum(whole + tiles, end) - at
+        length = tl.load(lens_ptr + row)
+        low, skipped, shared = 0, 0, 0
+        if WINDOW:
+            low = tl.maximum(length - window, 0)
+            skipped = low // BT
+        if SHARED:
+            shared = tl.load(skip_ptr + row) // C
+            skipped = shared * (C // BT)
+        start = (skipped + at - whole) * BT
+        stop = tl.minimum(start + many * BT, length)
         cos = tl.load(cos_ptr + row * stride_angle + d, mask=d < R, other=1.0)[None, :]
         sin = tl.load(sin_ptr + row * stride_angle + d, mask=d < R, other=0.0)[None, :]
         new = qkv_ptr + row * stride_qkv
@@ -233,16 +250,11 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
             to = page * stride_page + ((length - 1) % P) * stride_token
             _write_new(new, keys + to, values + to, kn_ptr, cos, sin, eps, k_scale, v_scale, top, head, HKV,
                        G, D, DP, R, QK_NORM)
-        low = 0
-        begin = start
-        if WINDOW:
-            low = tl.maximum(length - window, 0)
-            begin = tl.maximum(start, low // BT * BT)
-        m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token,
+        m, l, acc = _attend(q, keys, values, pages, start, stop, low, stride_page, stride_token,
                             scale * k_scale, GP, D, DP, P, BT, WINDOW, INTERPRET)
         out = out_ptr + row * stride_out + head * G * D
         sinks = sink_ptr + head * G
-        if pieces == 1:
+        if (many == tiles) & (shared == 0):
             if SINK:
                 sink = tl.load(sinks + g, mask=g < G, other=-1e30).to(tl.float32) * LOG2E
                 l, shrink = _with_sink(m, l, sink)
@@ -250,16 +262,25 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, work_ptr, total_pt
             o = (acc * v_scale / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out + g[:, None] * D + d[None, :], o, mask=(g < G)[:, None] & (d < D)[None, :])
         else:
-            slot = row * HKV + head
-            first = slot * max_pieces
-            at = (first + start // C - low // C) * G
-            tl.store(part_o + (at + g)[:, None] * DP + d[None, :], acc, mask=(g < G)[:, None])
-            tl.store(part_ml + (at + g) * 2, m, mask=g < G)
-            tl.store(part_ml + (at + g) * 2 + 1, l, mask=g < G)
+            earliest = whole // each
+            pieces = (whole + tiles - 1) // each - earliest + 1
+            mine = 2 * pid + (at > pid * each).to(tl.int32)
+            common = 0
+            if SHARED:
+                common = (2 * tl.num_programs(0) + (row * HKV + head) * prefix_slots).to(tl.int32)
+                if many == tiles:
+                    mine, pieces = common + shared, 0
+                    shared += 1
+            slot = (mine * G + g)
+            tl.store(part_o + slot[:, None] * DP + d[None, :], acc, mask=(g < G)[:, None])
+            tl.store(part_ml + slot * 2, m, mask=g < G)
+            tl.store(part_ml + slot * 2 + 1, l, mask=g < G)
             tl.debug_barrier()
-            if tl.atomic_add(lock_ptr + slot, 1, sem="acq_rel") == pieces - 1:
-                tl.store(lock_ptr + slot, 0)
-                _merge(out, part_o, part_ml, sinks, v_scale, first, pieces, G, GN, D, DP, NP, SINK)
-        row, start, stop, pieces, length = _item(work_ptr, lens_ptr, item + tl.num_programs(0), total, HKV)
+            if tl.atomic_add(lock_ptr + row * HKV + head, 1, sem="acq_rel") == pieces + shared - 1:
+                tl.store(lock_ptr + row * HKV + head, 0)
+                _merge(out, part_o, part_ml, sinks, v_scale, 2 * earliest,
+                       (whole > earliest * each).to(tl.int32), pieces, common, shared, G, GN, D, DP, NP, SINK,
+                       SHARED)
+        at += many
     if PDL == 1:
         gdc_launch_dependents()
