@@ -35,4 +35,5 @@ def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, estimate: b
         capacity=Capacity(layout=room.layout, num_pages=pages, num_rows=num_rows, max_model_len=tokens,
                           max_step_tokens=max_step_tokens, vocab_size=setup.spec.vocab_size),
         seconds=Steps(setup.deployment, estimate=estimate, calibration=calibration),
+        floor=Steps(setup.deployment, estimate=False),
         num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given)

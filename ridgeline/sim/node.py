@@ -23,12 +23,14 @@ from ridgeline.sim.executor import LedgerExecutor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What an engine runs on. seconds: of its steps. max_in_flight: steps begun at once, as live.
-    num_devices and their price: for what is said per device and per dollar."""
+    """What an engine runs on. seconds: of its steps; floor: the least that they could take. max_in_flight:
+    steps begun at once, as live. num_devices and their price: for what is said per device and per dollar.
+    """
 
     name: str
     capacity: Capacity
     seconds: StepSeconds
+    floor: StepSeconds
     max_in_flight: int = 2
     num_devices: int = 1
     price_usd_per_hour: float | None = None
