@@ -13,8 +13,8 @@ from ridgeline.base.errors import RidgelineError
 from ridgeline.commands.flags import config_argv
 
 # Each is a module of ridgeline.commands with HELP, add_arguments(parser) and run(args) -> exit code.
-COMMANDS = ("serve", "chat", "complete", "run-batch", "plan", "bench", "calibrate", "labs", "doctor",
-            "version")
+COMMANDS = ("serve", "chat", "complete", "run-batch", "plan", "simulate", "bench", "calibrate", "labs",
+            "doctor", "version")
 
 
 def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

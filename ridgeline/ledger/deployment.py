@@ -86,6 +86,28 @@ class Timing:
         return float(max(getattr(step, name) for step in self.steps))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageForm:
+    """One reading of a stage's time, linear but for a larger and a smaller of two: M forms over the sums of
+    `summer`. The first num_lines against as many after them: the larger counts; the next, against cap_C: the
+    smaller; the last as it is. Seconds throughout."""
+
+    summer: Summer
+    rows_MS: NDArray[np.float64]
+    num_lines: int
+    cap_C: NDArray[np.float64]
+
+    def seconds(self, sums_S: NDArray[np.float64]) -> float:
+        """Of a step with these sums."""
+        return float(self.total((self.rows_MS @ sums_S)[None])[0])
+
+    def total(self, y_KM: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of steps [K] whose forms have these values."""
+        n = self.num_lines
+        total_K: NDArray[np.float64] = np.maximum(y_KM[:, :n], y_KM[:, n:2 * n]).sum(1) + y_KM[:, -1]
+        return total_K + np.minimum(y_KM[:, 2 * n:-1], self.cap_C).sum(1) if len(self.cap_C) else total_K
+
+
 class _StagePrice:
     """One stage's lines as matrices over a step's sums [S], or over those of N steps [S, N]."""
 
@@ -150,6 +172,19 @@ class _StagePrice:
 
     def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._launch_LS @ sums_S + np.maximum(self._reached_LS @ sums_S, self._worked_LS @ sums_S)
+
+    def form(self, *, estimate: bool) -> StageForm:
+        """The floor, or the estimate beside step_s, as forms over the sums."""
+        if not estimate:
+            rows_MS = np.vstack([self._memory_LS, self._compute_LS, self._sent_s_CS.sum(0)[None]])
+            return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
+                             cap_C=np.zeros(0))
+        plain_S = self._sent_s_CS.sum(0) / self._eff.link + self._beside_S
+        plain_S[0] += self.latency_s
+        rows_MS = np.vstack([self._launch_LS + self._reached_LS, self._launch_LS + self._worked_LS,
+                             self._direct_s_CS / self._eff.link, plain_S[None]])
+        return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
+                         cap_C=self._latency_C1[:, 0])
 
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""
@@ -233,6 +268,10 @@ class Deployment:
         return Timing(floor_s=floors[slowest] + fill_s, steps=steps,
                       estimate_s=estimate + self.efficiency.step_s,
                       bubble=1 - sum(estimates) / estimate / len(steps))
+
+    def forms(self, *, estimate: bool) -> tuple[StageForm, ...]:
+        """Each stage's floor or estimate, for whoever prices many steps."""
+        return tuple(price.form(estimate=estimate) for price in self._prices)
 
     def lines(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """A step of all stages line by line."""

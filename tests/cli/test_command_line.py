@@ -35,6 +35,12 @@ FLAGS = {
         "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
         "--profile",
     },
+    "simulate": {
+        "--gpu", "--tp", "--pp", "--ep", "--weights", "--kv-cache-dtype", "--memory", "--price", "--profile",
+        "--floor", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
+        "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
+        "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
+    },
     "bench": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune", "--batch", "--context",

@@ -1,0 +1,237 @@
+"""`ridgeline simulate MODEL`: traffic against the live scheduler in virtual time, priced by the ledger."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.commands.flags import count, positive, seconds, size
+from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_seconds
+from ridgeline.schedule.targets import Targets
+from ridgeline.workload.ask import WorkloadAsk
+
+if TYPE_CHECKING:
+    from ridgeline.sim.node import Machine, Serving
+    from ridgeline.sim.outcome import Outcome
+    from ridgeline.workload.offered import Workload
+
+HELP = "run traffic through the live scheduler in virtual time: latencies, goodput and cost of a deployment"
+_ROWS, _STEP_TOKENS = 256, 8192
+_NUM_REQUESTS = 1000  # drawn, unless told
+
+
+def _time(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share: it is above 0 and at most 1")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="MODEL",
+                        help="a model as people write it (llama-3-8b), a folder or a Hub id; or `capacity "
+                        "MODEL`: the highest rate that meets the targets")
+    where = parser.add_argument_group("deployment")
+    where.add_argument("--gpu", metavar="NAME", help="a device (h100, a100-80gb, l40s)")
+    for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "expert")):
+        where.add_argument(f"--{name}", type=count, metavar="N", help=f"degree of {what} parallelism")
+    where.add_argument("--weights", choices=WEIGHTS,
+                       help="format of the blocks' matrices (as the model stores them)")
+    where.add_argument("--kv-cache-dtype", choices=CACHES, default="bf16", help="format of the KV cache")
+    where.add_argument("--memory", type=size, metavar="BYTES", dest="memory_bytes",
+                       help="of a device, 80GB or 74.5GiB; default: as marketed")
+    where.add_argument("--price", type=positive(float), metavar="USD", dest="price_usd_per_hour",
+                       help="of one device an hour; default: the device's own")
+    where.add_argument("--profile", metavar="NAME",
+                       help="a calibrated machine: its factors, and the machine itself without --gpu")
+    where.add_argument("--floor", action="store_true",
+                       help="steps take their floor, which no engine can beat, instead of the estimate")
+    _add_serving(parser.add_argument_group("serving"))
+    _add_workload(parser.add_argument_group("workload"))
+    parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
+                        help="capacity: of what is offered, the share that must meet its targets (0.9)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _add_serving(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--policy", metavar="NAME[:SETTING]", help="who is served next (fcfs)")
+    group.add_argument("--compare", metavar="A,B,...", help="several policies under the same load")
+    group.add_argument("--ttft", type=_time, metavar="TIME", dest="ttft_s",
+                       help="target from arrival to the first token, such as 500ms")
+    group.add_argument("--tpot", type=_time, metavar="TIME", dest="tpot_s",
+                       help="target of each further token, on average over a request")
+    group.add_argument("--max-num-seqs", type=count, default=_ROWS, metavar="N",
+                       help=f"most sequences in a step ({_ROWS})")
+    group.add_argument("--max-num-batched-tokens", type=count, default=_STEP_TOKENS, metavar="TOKENS",
+                       help=f"most tokens in a step ({_STEP_TOKENS})")
+    group.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false",
+                       help="compute every prompt from its first token")
+
+
+def _add_workload(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--trace", metavar="FILE", help="recorded requests, or NAME:FILE where NAME says how "
+                       "the file is written")
+    group.add_argument("--lengths", metavar="NAME", help="sharegpt, azure-conv, azure-code, "
+                       "lognormal:..., uniform:..., fixed:... instead of a trace")
+    group.add_argument("--rate", type=seconds, metavar="N", help="requests a second")
+    group.add_argument("--arrival", metavar="NAME", default="poisson",
+                       help="poisson, gamma:SHAPE, or closed:N for N at a time (poisson)")
+    group.add_argument("--rate-scale", type=positive(float), default=1.0, metavar="X",
+                       help="press a trace's own arrivals together")
+    group.add_argument("--num-requests", type=count, metavar="N",
+                       help=f"end after so many ({_NUM_REQUESTS} where they are drawn)")
+    group.add_argument("--duration", type=_time, metavar="TIME", dest="duration_s",
+                       help="end after so long, such as 600s")
+    group.add_argument("--length-scale", type=positive(float), default=1.0, metavar="X",
+                       help="times each prompt and each answer")
+    group.add_argument("--seed", type=int, default=0, help="of drawn lengths and arrivals (0)")
+
+
+def _machine(args: argparse.Namespace, model: str) -> "Machine":
+    from ridgeline.ledger.profile import load_profile
+    from ridgeline.planner.setup import Workshop
+    from ridgeline.planner.site import machine_of
+
+    profile = None if args.profile is None else load_profile(args.profile)
+    if profile is not None and profile.calibration is None:
+        raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
+                          f"--profile {args.profile}`")
+    if not args.gpu and profile is None:
+        raise ConfigError("--gpu is missing: name a device, such as h100, or a machine's --profile")
+    shop = Workshop(device=profile.hardware() if profile is not None and not args.gpu else None)
+    ask = Ask(model=model, gpu=args.gpu or args.profile, prompt=args.max_num_batched_tokens, output=1,
+              tp=args.tp, pp=args.pp, ep=args.ep, weights=args.weights, kv=args.kv_cache_dtype,
+              memory_bytes=args.memory_bytes, price_usd_per_hour=args.price_usd_per_hour)
+    return machine_of(shop.setup(ask), num_rows=args.max_num_seqs, estimate=not args.floor,
+                      max_step_tokens=args.max_num_batched_tokens,
+                      calibration=None if profile is None or args.floor else profile.calibration)
+
+
+def _servings(args: argparse.Namespace) -> "list[Serving]":
+    from ridgeline.sim.node import Serving
+
+    if args.policy and args.compare:
+        raise ConfigError("--policy and --compare contradict one another: --compare takes them all")
+    names = [args.policy or "fcfs"] if not args.compare else args.compare.split(",")
+    targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
+    return [Serving(policy=name, targets=targets, prefix_caching=args.prefix_caching) for name in names]
+
+
+def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
+    drawn = args.trace is None and args.duration_s is None
+    return WorkloadAsk(trace=args.trace, lengths=args.lengths, arrival=args.arrival, rate=args.rate,
+                       rate_scale=args.rate_scale, duration_s=args.duration_s, seed=args.seed,
+                       num_requests=args.num_requests or (_NUM_REQUESTS if drawn else None),
+                       length_scale=args.length_scale)
+
+
+class _Progress:
+    """A line on stderr once a run takes longer than two seconds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._begun = self._last = time.monotonic()
+
+    def __call__(self, begun: int, now: float) -> None:
+        wall = time.monotonic()
+        if wall - self._begun > 2 and wall - self._last > 1:
+            self._last = wall
+            print(f"\r{self._what}: {begun} of {self._total} requests, {now:.0f} s simulated", end="",
+                  file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._last > self._begun:
+            print(file=sys.stderr)
+
+
+def _run(machine: "Machine", serving: "Serving", workload: "Workload") -> "Outcome":
+    from ridgeline.sim.run import simulate
+
+    progress = _Progress(serving.policy, len(workload.requests))
+    try:
+        return simulate(machine, serving, workload, progress)
+    finally:
+        progress.close()
+
+
+def _simulate(args: argparse.Namespace, model: str) -> None:
+    from ridgeline.sim.report import outcomes_text, targets_text
+    from ridgeline.sim.run import check_targets
+    from ridgeline.workload.make import make_workload
+
+    machine, servings = _machine(args, model), _servings(args)
+    workload = make_workload(_workload_ask(args))
+    check_targets(machine, servings[0].targets, workload)
+    outcomes = [_run(machine, serving, workload) for serving in servings]
+    about = {"machine": machine.name, "workload": workload.about, "num_requests": len(workload.requests)}
+    if args.json:
+        found = {one.policy: one.as_json() for one in outcomes}
+        _print_json({**about, **(outcomes[0].as_json() if not args.compare else {"policies": found})})
+        return
+    print(f"{machine.name}; {workload.about}; {targets_text(servings[0].targets)}")
+    print(outcomes_text(outcomes))
+
+
+def _capacity(args: argparse.Namespace, model: str) -> None:
+    from ridgeline.sim.capacity import find_capacity
+    from ridgeline.sim.report import capacity_text, targets_text
+    from ridgeline.sim.run import check_targets
+    from ridgeline.workload.make import make_workload
+
+    if args.ttft_s is None and args.tpot_s is None:
+        raise ConfigError("capacity needs targets: give --ttft, --tpot, or both")
+    machine, servings, ask = _machine(args, model), _servings(args), _workload_ask(args)
+    at_rate = _rates(ask, make_workload)
+    check_targets(machine, servings[0].targets, at_rate(1.0))
+    found = [find_capacity(lambda rate, serving=serving: _run(machine, serving, at_rate(rate)),  # type: ignore[misc]
+                           args.attainment) for serving in servings]
+    if args.json:
+        each = {one.outcome.policy: {"rate": one.rate, "attainment": one.attainment,
+                                     "tried": one.tried, "at_rate": one.outcome.as_json()} for one in found}
+        _print_json({"machine": machine.name, **(next(iter(each.values())) if not args.compare
+                                                 else {"policies": each})})
+        return
+    print(f"{machine.name}; {targets_text(servings[0].targets)} for {args.attainment:.0%} of what is offered")
+    print(capacity_text(found))
+
+
+def _rates(ask: WorkloadAsk, make: "Callable[[WorkloadAsk], Workload]") -> "Callable[[float], Workload]":
+    """The workload at a rate: drawn arrivals, or a trace's own pressed together."""
+    if ask.rate is not None:
+        raise ConfigError("capacity finds the rate: leave --rate out")
+    if ask.trace is None:
+        return lambda rate: make(replace(ask, rate=rate))
+    own = make(ask)
+    span_s = own.requests[-1].arrived_s - own.requests[0].arrived_s
+    if not span_s:
+        return lambda rate: make(replace(ask, rate=rate))
+    own_rate = len(own.requests) / span_s
+    return lambda rate: make(replace(ask, rate_scale=ask.rate_scale * rate / own_rate))
+
+
+def _print_json(values: Any) -> None:
+    print(json.dumps(values, indent=1, allow_nan=False))
+
+
+DOORS = {"capacity": _capacity}  # words that open another door; each takes a model
+
+
+def run(args: argparse.Namespace) -> int:
+    words = list(args.words)
+    door = DOORS[words.pop(0)] if words[0] in DOORS and len(words) > 1 else _simulate
+    if len(words) > 1:
+        raise ConfigError(f"one model at a time, not {len(words)}: {' '.join(words)}; a name with blanks "
+                          "needs quotes")
+    door(args, words[0])
+    return 0

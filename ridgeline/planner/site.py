@@ -1,0 +1,39 @@
+"""From a planned deployment to a machine for the simulator: one replica, with the memory that the plan leaves
+to its cache. Knows no workload."""
+
+from dataclasses import replace
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.ledger.efficiency import Calibration
+from ridgeline.ledger.steps import Steps
+from ridgeline.planner.setup import Setup
+from ridgeline.schedule.executor import Capacity
+from ridgeline.sim.node import Machine
+
+
+def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, estimate: bool = True,
+               calibration: Calibration | None = None) -> Machine:
+    """A replica that runs at most num_rows sequences, and max_step_tokens tokens a step.
+
+    estimate: steps last as long as is expected, else no longer than their floor. The context is not the
+    model's but what memory holds: a workload is lengths. Pipeline stages hold equally many pages of the
+    stage that has room for the fewest; groups that attend to different sequences lend one another theirs.
+    ConfigError when nothing fits.
+    """
+    groups = setup.layout.groups
+    room = min(setup.rooms, key=lambda one: one.num_pages(-(-num_rows // groups)))
+    pages = (room.num_pages(-(-num_rows // groups)) - 1) * groups + 1
+    tokens = setup.max_tokens()
+    if pages < 2 or tokens < 2:
+        raise ConfigError(f"{setup.ask.model} on {setup.device.name} with {setup.layout.text()}: nothing is "
+                          f"left for a cache beside the weights and {num_rows} sequences: use more devices, "
+                          "smaller weights, or fewer sequences")
+    price = setup.device.price_usd_per_hour
+    given = setup.ask.price_usd_per_hour
+    return Machine(
+        name=f"{setup.ask.model} on {setup.device.name}, {replace(setup.layout, dp=1).text()}",
+        capacity=Capacity(layout=room.layout, num_pages=pages, num_rows=num_rows, max_model_len=tokens,
+                          max_step_tokens=max_step_tokens, vocab_size=setup.spec.vocab_size),
+        seconds=Steps(setup.deployment, estimate=estimate, calibration=calibration),
+        floor=Steps(setup.deployment, estimate=False),
+        num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given)

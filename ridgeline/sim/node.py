@@ -1,0 +1,96 @@
+"""One simulated engine: the live scheduler, KV manager and loop over a ledger's price, on a clock of its own.
+
+A driver of one or of many nodes keeps time: it asks when a node has something to do, lets it go on until then
+and hands it requests. As in the live engine, what arrives while a step runs is seen when the loop comes
+round.
+"""
+
+from dataclasses import dataclass
+
+from ridgeline.base.clock import VirtualClock
+from ridgeline.base.trace import Trace
+from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.steps import StepSeconds
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.policies.policy import Needs
+from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.request import NewRequest, Output
+from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.targets import NO_TARGETS, Targets
+from ridgeline.sim.executor import LedgerExecutor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What an engine runs on. seconds: of its steps; floor: the least that they could take. max_in_flight:
+    steps begun at once, as live. num_devices and their price: for what is said per device and per dollar.
+    """
+
+    name: str
+    capacity: Capacity
+    seconds: StepSeconds
+    floor: StepSeconds
+    max_in_flight: int = 2
+    num_devices: int = 1
+    price_usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How an engine serves: "policy" or "policy:setting", what it promises, and the cache's bookkeeping."""
+
+    policy: str = "fcfs"
+    targets: Targets = NO_TARGETS
+    prefix_caching: bool = True
+
+
+class Node:
+    """Scheduler, loop, executor and virtual clock. trace: takes the records of its steps and requests."""
+
+    def __init__(self, machine: Machine, serving: Serving, trace: Trace | None = None) -> None:
+        self.machine = machine
+        self.clock = VirtualClock()
+        capacity = machine.capacity
+        executor = LedgerExecutor(capacity, machine.seconds, machine.max_in_flight)
+        manager = KVManager(capacity.layout, capacity.num_pages, prefix_caching=serving.prefix_caching)
+        policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
+        scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
+                              max_num_seqs=capacity.num_rows)
+        self.loop = Loop(scheduler, executor, self.clock, trace)
+        self._waits = False  # for a step: the loop comes round when it ends
+
+    def add(self, new: NewRequest) -> None:
+        """A request, now: the driver has brought the node to its arrival. RequestError when it can never
+        run."""
+        self.loop.add(new)
+
+    def abort(self, request_id: str) -> None:
+        """A client went away, now."""
+        self.loop.abort(request_id)
+
+    def next_event_at(self) -> float | None:
+        """When the node has something to do, None while it is idle."""
+        if self._waits:
+            return self.loop.next_ready_at()
+        return self.clock.now() if self.loop.has_work() else None
+
+    def advance(self, until_s: float) -> list[Output]:
+        """Everything that happens up to this moment, in which the clock then stands; the news."""
+        news: list[Output] = []
+        while True:
+            if not self._waits:
+                self.loop.launch()
+                self._waits = self.loop.next_ready_at() is not None
+            ready_s = self.loop.next_ready_at()
+            if ready_s is None:
+                news += self.loop.collect()  # of aborts
+                break
+            if ready_s > until_s:
+                break
+            self.clock.advance_to(ready_s)
+            news += self.loop.collect()
+            self._waits = False
+        if until_s < float("inf"):
+            self.clock.advance_to(until_s)
+        return news

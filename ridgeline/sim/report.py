@@ -1,0 +1,54 @@
+"""Outcomes as text: a table with a row a policy, and what a capacity search found."""
+
+from collections.abc import Sequence
+
+from ridgeline.schedule.targets import Targets
+from ridgeline.sim.capacity import Capacity
+from ridgeline.sim.outcome import Outcome
+
+_COLUMNS = ("policy", "goodput/s", "of offered", "out tok/s", "slots used", "KV used", "TTFT p50", "p99",
+            "TPOT p50", "p99", "ITL p99", "E2E p50", "preempted", "wasted", "unwanted", "$/M tok")
+
+
+def targets_text(targets: Targets) -> str:
+    named = [f"{name} {value * 1e3:g} ms" for name, value in (("TTFT", targets.ttft_s),
+                                                              ("TPOT", targets.tpot_s)) if value is not None]
+    return "targets " + " and ".join(named) if named else "no targets: every complete request counts as good"
+
+
+def outcomes_text(outcomes: Sequence[Outcome]) -> str:
+    """A table; times in milliseconds but E2E in seconds."""
+    return table([_COLUMNS, *(_row(outcome) for outcome in outcomes)])
+
+
+def _row(one: Outcome) -> tuple[str, ...]:
+    def ms(name: str, point: str) -> str:
+        value = one.latencies[name].get(point)
+        return "-" if value is None else f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.1f} ms"
+
+    cost, e2e = one.cost["usd_per_million_output_tokens"], one.latencies["e2e"].get("p50")
+    return (one.policy, f"{one.goodput:.3g}", f"{one.attainment:.1%}", f"{one.output_tok_s:.0f}",
+            f"{one.slot_utilisation:.1%}", f"{one.kv_occupancy['mean']:.1%}", ms("ttft", "p50"),
+            ms("ttft", "p99"), ms("tpot", "p50"), ms("tpot", "p99"), ms("itl", "p99"),
+            "-" if e2e is None else f"{e2e:.2f} s", str(one.preemptions), str(one.wasted_tokens),
+            str(one.unwanted_tokens), "-" if cost is None else f"{cost:.3g}")
+
+
+def capacity_text(found: Sequence[Capacity]) -> str:
+    """A row a policy: its highest rate, and the latencies at it."""
+    rows = [("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "tries")]
+    for one in found:
+        at = one.outcome
+        ttft, tpot = (at.latencies[name].get("p99") for name in ("ttft", "tpot"))
+        rows.append((at.policy, f"{one.rate:.3g}", f"{at.attainment:.1%}",
+                     "-" if ttft is None else f"{ttft * 1e3:.0f} ms",
+                     "-" if tpot is None else f"{tpot * 1e3:.1f} ms", str(len(one.tried))))
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width
+                                                          in zip(row[1:], widths[1:], strict=True))])
+                     for row in rows)

@@ -1,0 +1,144 @@
+"""A workload against one engine, or against many that look like one, in virtual time.
+
+Clients come when the workload says, or, a fixed number at a time, when another has its answer; they go away
+when their patience ends.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.base.errors import ConfigError, RequestError
+from ridgeline.schedule.request import NewRequest, Output
+from ridgeline.schedule.speculate import Shape
+from ridgeline.schedule.targets import Targets
+from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.outcome import Meter, Outcome, outcome_of
+from ridgeline.spec.sampling import SamplingParams
+from ridgeline.workload.offered import Offered, Workload
+
+Progress = Callable[[int, float], object]  # requests begun, virtual seconds
+_BLOCK_STEP, _TOKEN_STEP = 0x9E3779B1, 0x85EBCA77  # odd: distinct places get distinct token ids
+
+
+class Front(Protocol):
+    """What serves a workload: a node, or a cluster of them."""
+
+    def add(self, new: NewRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def next_event_at(self) -> float | None: ...
+
+    def advance(self, until_s: float) -> list[Output]: ...
+
+
+def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int32]:
+    """Token ids: those of shared blocks follow from the blocks' ids, all others from the request's number."""
+    place = np.arange(offered.num_prompt, dtype=np.int64)
+    source = np.full(offered.num_prompt, number + 1, np.int64)
+    if offered.prefix:
+        shared = np.repeat(np.array(offered.prefix, np.int64), offered.block_tokens)[:offered.num_prompt]
+        source[:len(shared)] = -1 - shared
+    mixed = source * _BLOCK_STEP + place * _TOKEN_STEP
+    return ((mixed ^ (mixed >> 15)) % vocab_size).astype(np.int32)
+
+
+def request_of(offered: Offered, number: int, vocab_size: int) -> NewRequest:
+    """As a client sends it: exactly num_output tokens. Without a shared prefix it shares nothing."""
+    return NewRequest(
+        id=str(number), prompt=prompt_of(offered, number, vocab_size), priority=offered.priority,
+        params=SamplingParams(max_tokens=offered.num_output, ignore_eos=True, seed=number),
+        cache_salt="" if offered.prefix else str(number), tenant=offered.tenant, arrived_s=offered.arrived_s)
+
+
+class Clients:
+    """Sends a workload to a front and counts what it refuses."""
+
+    def __init__(self, front: Front, workload: Workload, vocab_size: int,
+                 progress: Progress = lambda begun, now: None) -> None:
+        self._front = front
+        self._requests = workload.requests
+        self._vocab_size = vocab_size
+        self._progress = progress
+        self._next = 0
+        self._leaving: list[tuple[float, str]] = []  # by the time at which patience ends
+        self.num_refused = 0
+
+    def run(self) -> None:
+        """Until everything offered has ended. Those that come at one moment are seen together."""
+        now = -inf
+        while True:
+            arrives_s = self._requests[self._next].arrived_s if self._next < len(self._requests) else inf
+            leaves_s = self._leaving[0][0] if self._leaving else inf
+            if min(arrives_s, leaves_s) == inf:
+                break
+            if min(arrives_s, leaves_s) > now:
+                now = min(arrives_s, leaves_s)
+                self._front.advance(now)
+            if leaves_s <= arrives_s:
+                self._front.abort(heapq.heappop(self._leaving)[1])
+            else:
+                self._send(arrives_s)
+        self._front.advance(inf)
+
+    def run_closed(self, num_at_a_time: int) -> None:
+        """Each of so many clients sends its next request when it has an answer; without patience."""
+        active = 0
+        now: float = 0.0
+        while True:
+            while active < num_at_a_time and self._next < len(self._requests):
+                active += self._send(now)
+            event_s = self._front.next_event_at()
+            if event_s is None:
+                break
+            now = event_s
+            active -= sum(output.finish is not None for output in self._front.advance(now))
+
+    def _send(self, now: float) -> bool:
+        offered, number = self._requests[self._next], self._next
+        self._next += 1
+        self._progress(self._next, now)
+        try:
+            self._front.add(request_of(replace(offered, arrived_s=now), number, self._vocab_size))
+        except RequestError:
+            self.num_refused += 1
+            return False
+        if offered.patience_s is not None:
+            heapq.heappush(self._leaving, (now + offered.patience_s, str(number)))
+        return True
+
+
+def check_targets(machine: Machine, targets: Targets, workload: Workload) -> None:
+    """ConfigError, which says the floor, for a target that not even the easiest request can meet alone."""
+    shortest = min(offered.num_prompt for offered in workload.requests)
+    prompt_s = machine.floor(Shape(start=np.zeros(1, np.int64), count=np.array([shortest]), num_sampled=1))
+    decode_s = float(machine.floor.decodes(np.array([shortest]), 1)[0])
+    for name, target_s, floor_s, what in (
+            ("ttft", targets.ttft_s, prompt_s, f"the prompt of {shortest} tokens"),
+            ("tpot", targets.tpot_s, decode_s, f"a step of one sequence behind {shortest} tokens")):
+        if target_s is not None and target_s < floor_s:
+            raise ConfigError(f"--{name} {target_s * 1e3:g}ms is below the floor: {what} takes at least "
+                              f"{floor_s * 1e3:.3g} ms on {machine.name}")
+
+
+def simulate(machine: Machine, serving: Serving, workload: Workload,
+             progress: Progress = lambda begun, now: None) -> Outcome:
+    """One engine under a workload."""
+    meter = Meter(machine.capacity.num_pages, batch_holds=serving.policy == "static")
+    node = Node(machine, serving, meter)
+    clients = Clients(node, workload, machine.capacity.vocab_size, progress)
+    if workload.num_at_a_time is None:
+        clients.run()
+    else:
+        clients.run_closed(workload.num_at_a_time)
+    price = machine.price_usd_per_hour
+    return outcome_of(serving.policy, [meter], num_offered=len(workload.requests),
+                      num_refused=clients.num_refused, targets=serving.targets,
+                      num_devices=machine.num_devices,
+                      usd_per_hour=None if price is None else price * machine.num_devices)

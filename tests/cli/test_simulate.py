@@ -1,0 +1,47 @@
+"""Protects `ridgeline simulate`: its JSON, its table and the texts of refusals."""
+
+import json
+
+import pytest
+
+from ridgeline.cli import main
+
+BASE = ["simulate", "llama-3-8b", "--gpu", "h100", "--lengths", "uniform:100-200,2-6"]
+
+
+def test_one_policy_is_at_the_top_and_several_under_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--rate", "9", "--num-requests", "12", "--ttft", "1s", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["num_finished"] == one["num_good"] == 12 and one["goodput"] > 0
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        assert 0 < one[name]["p50"] <= one[name]["p99"] < 5
+    assert {"output_tok_s", "slot_utilisation", "preemptions", "wasted_tokens", "cost"} <= set(one)
+    assert main([*BASE, "--rate", "9", "--num-requests", "12", "--compare", "fcfs,priority", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)["policies"]
+    assert both["fcfs"]["ttft"] == both["priority"]["ttft"] == one["ttft"]
+
+
+def test_the_table_names_machine_load_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--arrival", "closed:2", "--num-requests", "6", "--floor"]) == 0
+    text = capsys.readouterr().out
+    assert "llama-3-8b on H100" in text and "2 at a time" in text and "no targets" in text and "fcfs" in text
+
+
+def test_capacity_prints_the_highest_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "capacity", *BASE[1:4], "--lengths", "fixed:4000,2", "--num-requests", "12",
+             "--ttft", "300ms", "--tpot", "20ms"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rate"] > 1 and found["at_rate"]["attainment"] >= 0.9
+    assert all(share < 0.9 for rate, share in found["tried"] if rate > found["rate"])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--rate", "8", "--policy", "best"], "fcfs"), (["--rate", "8", "--tpot", "1ms"], "floor"),
+    (["--rate", "8", "--policy", "fcfs", "--compare", "fcfs"], "contradict"), ([], "rate"),
+])
+def test_a_mistake_is_told_in_one_line(words: list[str], message: str,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
