@@ -27,6 +27,8 @@ class StepRecord:
     what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
     what it took; floor_s: the roofline's price (None without one). experts_read: distinct experts whose
     weights the step read, summed over the layers that are mixtures, and how many were expected.
+    prefill_share: of the step's time, what its chunks add to its decodes by the floor: 0 for decodes alone, 1
+    for chunks alone.
     """
 
     step: int
@@ -54,6 +56,7 @@ class StepRecord:
     experts_expected: float = 0.0
     num_drafts: int = 0
     num_new: int = 0
+    prefill_share: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -73,7 +76,7 @@ class RequestRecord:
     first_token_s, finished_s. On the way, zero for most: preprocess_s (pixels, before it was scheduled),
     encoder_s and transfer_s (an image's encoder, a KV cache's way from another device; before the first
     token). waits_s: seconds it waited, by what for (`schedule.waits`), after a preemption too. num_chunks:
-    steps that took prompt tokens. num_drafts, num_accepted: drafts verified for it, and those that were right.
+    steps that took prompt tokens. num_drafts, num_accepted: drafts verified for it, and how many were right.
     """
 
     id: str
