@@ -6,8 +6,8 @@ seconds of the clock that drove the loop. Knows no scheduler: whoever has the nu
 
 import json
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,8 @@ class StepRecord:
     what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
     what it took; floor_s: the roofline's price (None without one). experts_read: distinct experts whose
     weights the step read, summed over the layers that are mixtures, and how many were expected.
+    prefill_share: of the step's time, what its chunks add to its decodes by the floor: 0 for decodes alone, 1
+    for chunks alone.
     """
 
     step: int
@@ -54,6 +56,7 @@ class StepRecord:
     experts_expected: float = 0.0
     num_drafts: int = 0
     num_new: int = 0
+    prefill_share: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -65,8 +68,15 @@ class RequestRecord:
     """One ended choice of a request. token_times_s: when each output token was committed; may be left empty.
 
     num_cached: prompt tokens reused from the cache. wasted_tokens: computed again after a preemption, or past
-    the end. first_scheduled_s and first_token_s are None when it ended before. floor_s: what its uncached
-    prompt and its tokens must take when nothing else runs (None without a price).
+    the end. floor_s: what its uncached prompt and its tokens must take when nothing else runs (None without a
+    price).
+
+    Stations, in their order; None when it ended before: arrived_s, tokenised_s (its tokens were handed to the
+    engine; None: at once), first_scheduled_s (into a plan), first_started_s (that plan on the device),
+    first_token_s, finished_s. On the way, zero for most: preprocess_s (pixels, before it was scheduled),
+    encoder_s and transfer_s (an image's encoder, a KV cache's way from another device; before the first
+    token). waits_s: seconds it waited, by what for (`schedule.waits`), after a preemption too. num_chunks:
+    steps that took prompt tokens. num_drafts, num_accepted: drafts verified for it, and how many were right.
     """
 
     id: str
@@ -85,6 +95,15 @@ class RequestRecord:
     finished_s: float
     floor_s: float | None = None
     token_times_s: tuple[float, ...] = ()
+    tokenised_s: float | None = None
+    first_started_s: float | None = None
+    preprocess_s: float = 0.0
+    encoder_s: float = 0.0
+    transfer_s: float = 0.0
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    num_chunks: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 Record = StepRecord | RequestRecord

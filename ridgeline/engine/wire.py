@@ -39,13 +39,16 @@ def new_request(submit: Submit, now: float) -> NewRequest:
     """A submitted request, checked. Raises RequestError, whatever the sender wrote."""
     params = from_wire(submit.sampling)
     check_sampling(params)
+    tokenised_s = now if submit.tokenised_s is None else min(submit.tokenised_s, now)
+    arrived_s = tokenised_s if submit.arrived_s is None else min(submit.arrived_s, tokenised_s)
     return NewRequest(
         id=submit.id,
         prompt=token_array(submit.prompt),
         params=params,
         priority=submit.priority,
         cache_salt=submit.cache_salt,
-        arrived_s=now,
+        arrived_s=arrived_s,
+        tokenised_s=tokenised_s,
         tenant=submit.tenant,
     )
 

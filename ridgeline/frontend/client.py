@@ -143,9 +143,10 @@ class EngineClient:
 
     async def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
-        cache_salt: str = "", tenant: str = "",
+        cache_salt: str = "", tenant: str = "", arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """News of all choices until each is closed. Closing the generator before that aborts the request.
+        arrived_s: when somebody first asked for it, by the machine's monotonic clock.
 
         Raises RequestError when the engine refuses it, EngineDeadError when the engine is gone or stuck.
         """
@@ -158,7 +159,8 @@ class EngineClient:
             self._send(
                 Submit(
                     id=request_id, prompt=list(prompt), sampling=to_wire(params), priority=priority,
-                    cache_salt=cache_salt, tenant=tenant,
+                    cache_salt=cache_salt, tenant=tenant, arrived_s=arrived_s,
+                    tokenised_s=self._clock.now(),
                 )
             )  # fmt: skip
             while open_choices:

@@ -33,7 +33,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A new request. prompt: token ids."""
+    """A new request. prompt: token ids. arrived_s, tokenised_s: when the server took it, and when its tokens
+    were ready, on the machine's monotonic clock; None: now."""
 
     id: str
     prompt: list[int]
@@ -41,6 +42,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    arrived_s: float | None = None
+    tokenised_s: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

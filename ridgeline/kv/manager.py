@@ -264,6 +264,11 @@ class KVManager:
         return self._pool.num_free
 
     @property
+    def num_cached_pages(self) -> int:
+        """Of the free pages, those that hold a prefix which may be reused."""
+        return self._pool.num_idle
+
+    @property
     def num_pending_pages(self) -> int:
         """Pages that nobody holds but that a step in flight or a copy still references."""
         return self._pool.num_pending

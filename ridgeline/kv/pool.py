@@ -40,6 +40,10 @@ class PagePool:
         return len(self._free) + len(self._idle)
 
     @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
     def num_pending(self) -> int:
         return len(self._pending)
 

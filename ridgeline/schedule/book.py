@@ -15,6 +15,7 @@ from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.ranked import Ranked
 from ridgeline.schedule.request import Finish, NewRequest, Request, Status
 from ridgeline.schedule.rows import Rows
+from ridgeline.schedule.waits import Wait, Waits
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Book:
         self.queue = Ranked()
         self.running = Ranked()
         self.counters = Counters()
+        self.waits = Waits()
         self.requests: dict[int, Request] = {}
         self.stops = np.zeros(door.vocab_size, np.int32)
         self._families: dict[str, list[Request]] = {}
@@ -82,11 +84,13 @@ class Book:
             request.order = self._policy.order(request)
             self.requests[request.number] = request
             self.stops[list(request.stop_token_ids)] += 1
+            self.waits.begin(request, Wait.FORK if request.choice else Wait.STEP, request.tokenised_s)
         self.queue.add(choices[0])
 
     def start(self, request: Request, computed: int, now: float) -> None:
         """From the queue to a row, with `computed` tokens in the cache."""
         self.queue.remove(request)
+        self.waits.end(request)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now
             request.num_cached = min(computed, request.num_prompt)
@@ -108,14 +112,17 @@ class Book:
         self.counters.num_preemptions += 1
         self._leave_row(request)
         request.status = Status.WAITING
+        self.waits.begin(request, Wait.PREEMPTED, self.waits.now)
         self.queue.add(request)
 
     def finish(self, request: Request, reason: Finish, now: float) -> None:
         """End a choice wherever it stands, free what it holds and let a sibling that waited for it go on."""
         if request.row >= 0:
             self._leave_row(request)
-        elif request.status is Status.WAITING:
-            self.queue.remove(request)
+        else:
+            self.waits.end(request)
+            if request.status is Status.WAITING:
+                self.queue.remove(request)
         request.status, request.finish, request.finished_s = Status.FINISHED, reason, now
         del self.requests[request.number]
         self.stops[list(request.stop_token_ids)] -= 1
@@ -159,9 +166,13 @@ class Book:
             stops[list(request.stop_token_ids)] += 1
         assert np.array_equal(stops, self.stops)
         assert self._manager.num_seqs == len(running)
+        assert all((request.wait is None) == (request.row >= 0) for request in self.requests.values())
+        assert sum(self.waits.counts.values()) == self.num_waiting
 
     def _wake(self, request: Request) -> None:
         request.status = Status.WAITING
+        self.waits.end(request)
+        self.waits.begin(request, Wait.STEP, self.waits.now)
         self.queue.add(request)
 
     def _leave_row(self, request: Request) -> None:

@@ -6,11 +6,14 @@ no model, no socket and no request's text.
 """
 
 from collections import deque
+from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
+from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Trace
 from ridgeline.schedule.executor import Executor
 from ridgeline.schedule.plan import StepPlan, StepResult
@@ -40,13 +43,18 @@ class Loop:
         self._news: list[Output] = []
         self._num_finished = 0
         self._num_preemptions = 0
-        self._measured_s = self._floor_s = 0.0
+        self._measured_s = self._floor_s = self._prefill_s = 0.0
+        self._law = LittleLaw(clock.now())
 
     # ---- requests
 
     def add(self, new: NewRequest) -> None:
         """RequestError when the request can never run or is badly formed."""
         self._scheduler.add(new)
+        now = self._clock.now()
+        for choice in range(new.params.n):
+            self._law.arrive((new.id, choice), now)
+        self._law.number(self._scheduler.num_requests, now)
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None:
         """End a request, or one of its choices, now; its last news comes with the next step(). Unknown ids
@@ -54,8 +62,8 @@ class Loop:
 
         keep_tokens: the output tokens that count (a stop string was hit there).
         """
-        self._news += self._scheduler.abort(request_id, choice, keep_tokens, now=self._clock.now())
-        self._record_ended()
+        now = self._clock.now()
+        self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), now)
 
     # ---- steps
 
@@ -96,22 +104,25 @@ class Loop:
             flight = self._flights.popleft()
             result = self._finish(flight)
             now = self._clock.now()
-            self._news += self._scheduler.commit(flight.plan, result, now)
+            news = self._scheduler.commit(flight.plan, result, now)
             self._num_finished += 1
             record = step_record(flight, result, self._clock.now() - now, self._prices)
             self._measured_s += record.measured_s
             self._floor_s += record.floor_s or 0.0
+            self._prefill_s += record.prefill_share * record.measured_s
             if self._trace is not None:
                 self._trace.add(record)
-            self._record_ended()
+            self._tell(news, now)
         news, self._news = self._news, []
         return news
 
-    def stats(self) -> dict[str, int | float | dict[str, int]]:
-        """The scheduler's gauges and counters, how deep the pipeline is, and the seconds of all finished
-        steps: what they took and, with prices, their floors."""
+    def stats(self) -> dict[str, int | float | Mapping[str, float]]:
+        """The scheduler's gauges and counters, how deep the pipeline is, Little's law (`base.stats`), and the
+        seconds of all finished steps: what they took, that part of it which was prefill, and, with prices,
+        their floors."""
         return {**self._scheduler.stats(), "num_in_flight": len(self._flights),
-                "step_measured_s": self._measured_s, "step_floor_s": self._floor_s}
+                "step_measured_s": self._measured_s, "step_floor_s": self._floor_s,
+                "step_prefill_s": self._prefill_s, "little_law": self._law.report(self._clock.now())}
 
     def check(self) -> None:
         """The scheduler's invariants; AssertionError on any difference."""
@@ -147,11 +158,26 @@ class Loop:
         except Exception as failure:
             return _failed(flight.plan, _reason(failure), self._clock.now())
 
-    def _record_ended(self) -> None:
-        ended = self._scheduler.take_ended()
-        if self._trace is not None:
-            for request in ended:
-                self._trace.add(request_record(request, self._prices))
+    def _tell(self, news: list[Output], now: float) -> None:
+        """Queue news; choices that ended leave a record, and their last news gets its floor."""
+        floors: dict[tuple[str, int], float | None] = {}
+        for request in self._scheduler.take_ended():
+            record = request_record(request, self._prices)
+            floors[record.id, record.choice] = record.floor_s
+            self._law.leave((record.id, record.choice), record.finished_s)
+            if self._trace is not None:
+                self._trace.add(record)
+        if floors:
+            self._law.number(self._scheduler.num_requests, now)
+            news = [_with_floor(output, floors) for output in news]
+        self._news += news
+
+
+def _with_floor(output: Output, floors: Mapping[tuple[str, int], float | None]) -> Output:
+    floor_s = floors.get((output.id, output.choice)) if output.finish is not None else None
+    if floor_s is None:
+        return output
+    return msgspec.structs.replace(output, account={**output.account, "floor_s": floor_s})
 
 
 def _reason(failure: Exception) -> str:

@@ -13,18 +13,19 @@ from ridgeline.base.trace import RequestRecord, StepRecord
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.scheduler import Load
+from ridgeline.schedule.speculate import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What things should take, in seconds.
 
-    step: the floor of a plan. request: the floor of (prompt tokens, those of them that were cached, output
-    tokens) alone on the machine. experts: distinct experts, over all layers, that so many tokens are
-    expected to read. planned: what a step is expected to take, None where nobody can tell.
+    step: the floor of a plan, or of a part of one. request: the floor of (prompt tokens, those of them that
+    were cached, output tokens) alone on the machine. experts: distinct experts, over all layers, that so many
+    tokens are expected to read. planned: what a step is expected to take, None where nobody can tell.
     """
 
-    step: Callable[[StepPlan], float]
+    step: Callable[[StepPlan | Shape], float]
     request: Callable[[int, int, int], float]
     experts: Callable[[int], float] = lambda num_tokens: 0.0
     planned: Callable[[StepPlan], float] | None = None
@@ -63,7 +64,20 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
         measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,
-        experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens))
+        experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens),
+        prefill_share=_prefill_share(plan, floor_s, prices))
+
+
+def _prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) -> float:
+    """What the chunks of a step add to its decodes, as a share of its floor; by tokens without prices."""
+    decodes = plan.num_decodes
+    if decodes in (0, plan.num_rows):
+        return float(not decodes)
+    if prices is None or not floor_s:
+        return 1 - (decodes + plan.num_drafts) / plan.num_tokens
+    start, count = (part[:decodes].astype(np.int64) for part in (plan.start, plan.count))
+    alone = Shape(start=start, count=count, num_sampled=decodes)
+    return 1 - prices.step(alone) / floor_s
 
 
 def request_record(request: Request, prices: Prices | None) -> RequestRecord:
@@ -77,6 +91,8 @@ def request_record(request: Request, prices: Prices | None) -> RequestRecord:
         num_prompt=request.num_prompt, num_cached=request.num_cached, num_output=request.num_output,
         finish=str(request.finish), num_preemptions=request.num_preemptions,
         wasted_tokens=request.wasted_tokens, arrived_s=request.arrived_s,
-        first_scheduled_s=request.first_scheduled_s,
+        tokenised_s=request.tokenised_s, first_scheduled_s=request.first_scheduled_s,
+        first_started_s=request.first_started_s, waits_s=request.waits_s, num_chunks=request.num_chunks,
+        num_drafts=request.num_drafts, num_accepted=request.num_accepted,
         first_token_s=request.first_token_s, finished_s=request.finished_s, floor_s=floor_s,
         token_times_s=tuple(request.token_times_s[:request.num_output]))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.schedule.plan import RowLogprobs
+from ridgeline.schedule.waits import Wait
 from ridgeline.spec.sampling import SamplingParams
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -45,7 +46,8 @@ class NewRequest:
     """What the loop is given. id is the caller's; n > 1 is asked as one NewRequest and forks inside.
 
     priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
-    the clock's seconds when the door took it.
+    the clock's seconds when the server took it; tokenised_s: when its tokens were on their way to the engine
+    (None: at once).
     """
 
     id: str
@@ -54,6 +56,7 @@ class NewRequest:
     priority: int = 0
     cache_salt: str = ""
     arrived_s: float = 0.0
+    tokenised_s: float | None = None
     tenant: str = ""
 
 
@@ -61,9 +64,10 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     """News of one choice, emitted after a commit. A msgspec struct because a step makes one for every row.
 
     new_tokens: ids in order (the end id included, marked by finish). num_prompt, num_cached, num_output: for
-    usage; set always. error: the text for finish ERROR. times_s: {"arrived", "first_scheduled",
-    "first_token", "finished"} (those that happened) at the end. account: at the end, numbers that explain the
-    request.
+    usage; set always. error: the text for finish ERROR. times_s: {"arrived", "tokenised", "first_scheduled",
+    "first_started", "first_token", "finished"} (those that happened), with the first token and at the end.
+    account: at the end, numbers that explain the request, by the names of `base.trace.RequestRecord`; those
+    of waits_s as "waited_REASON_s".
     """
 
     id: str
@@ -90,7 +94,9 @@ class Request:
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
     preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
-    prompt position whose log-probability is still owed (num_prompt when none is).
+    prompt position whose log-probability is still owed (num_prompt when none is). wait,
+    wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan, and that
+    plan's start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
     """
 
     number: int
@@ -106,6 +112,7 @@ class Request:
     cache_salt: str = ""
     tenant: str = ""
     arrived_s: float = 0.0
+    tokenised_s: float = 0.0
     order: tuple[float, ...] = ()
     status: Status = Status.WAITING
     row: int = -1
@@ -117,7 +124,14 @@ class Request:
     wasted_tokens: int = 0
     num_preemptions: int = 0
     finish: Finish | None = None
+    num_chunks: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    wait: Wait | None = None
+    wait_since_s: float = 0.0
+    waits_s: dict[str, float] = field(default_factory=dict)
     first_scheduled_s: float | None = None
+    first_started_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     token_times_s: list[float] = field(default_factory=list)
@@ -144,10 +158,17 @@ class Request:
             id=self.id, choice=self.choice, new_tokens=new_tokens, finish=self.finish, stop_token=stop_token,
             error=error, logprobs=logprobs, prompt_logprobs=prompt_logprobs, num_prompt=self.num_prompt,
             num_cached=self.num_cached, num_output=self.num_output)
-        if self.finish is None:
+        if self.finish is None and (not new_tokens or self.num_output > len(new_tokens)):
             return output
-        times = {"arrived": self.arrived_s, "first_scheduled": self.first_scheduled_s,
+        times = {"arrived": self.arrived_s, "tokenised": self.tokenised_s,
+                 "first_scheduled": self.first_scheduled_s, "first_started": self.first_started_s,
                  "first_token": self.first_token_s, "finished": self.finished_s}
-        account = {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens}
+        account = {} if self.finish is None else self._account()
         return msgspec.structs.replace(
             output, times_s={name: at for name, at in times.items() if at is not None}, account=account)
+
+    def _account(self) -> dict[str, float | int | str]:
+        return {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
+                "num_chunks": self.num_chunks, "num_drafts": self.num_drafts,
+                "num_accepted": self.num_accepted,
+                **{f"waited_{reason}_s": spent_s for reason, spent_s in self.waits_s.items()}}

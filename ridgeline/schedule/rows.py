@@ -41,8 +41,9 @@ class Rows:
     end: positions that are ever fed. reserved: positions below it have a writable page. index_at: the
     computed count at which the cache manager hears of the row next. mark: the position where its next chunk
     ends at the latest, so that the state there can be kept; NO_MARK without one. slow: the row's result needs
-    more than a token appended. id, choice, num_prompt, num_cached: the request's own, as columns. tokens,
-    times_s [num_rows, room]: the known tokens by position, and when the output among them was committed.
+    more than a token appended. id, choice, num_prompt, num_cached: the request's own, as columns.
+    num_drafts, num_accepted: since it has the row. tokens, times_s [num_rows, room]: the known tokens by
+    position, and when the output among them was committed.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -61,6 +62,8 @@ class Rows:
         self.slow: Bool = np.zeros(num_rows, np.bool_)
         self.choice: Long = np.zeros(num_rows, np.int64)
         self.num_cached: Long = np.zeros(num_rows, np.int64)
+        self.num_drafts: Long = np.zeros(num_rows, np.int64)
+        self.num_accepted: Long = np.zeros(num_rows, np.int64)
         self.id: list[str] = [""] * num_rows
         self.tokens: NDArray[np.int32] = np.zeros((num_rows, 0), np.int32)
         self.times_s: NDArray[np.float64] = np.zeros((num_rows, 0))
@@ -123,10 +126,12 @@ class Rows:
         row = request.row
         self.sync(request)
         request.last_step = int(self.last_step[row])
+        request.num_drafts += int(self.num_drafts[row])
+        request.num_accepted += int(self.num_accepted[row])
         self.number[row] = self.last_step[row] = -1
         self.mark[row] = NO_MARK
         for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
-                        self.reserved, self.index_at):
+                        self.reserved, self.index_at, self.num_drafts, self.num_accepted):
             counter[row] = 0
         self.id[row], self.request[row] = "", None
         del self.row_of[request.number]
@@ -166,7 +171,10 @@ class Rows:
         """A step that verified has brought `took` [num_rows] tokens: drafts behind them were never
         computed."""
         assert taken.draft is not None
-        wrong = np.where(alive & (taken.draft > 0), taken.draft + 1 - took, 0)
+        tried = alive & (taken.draft > 0)
+        wrong = np.where(tried, taken.draft + 1 - took, 0)
+        self.num_drafts += np.where(tried, taken.draft, 0)
+        self.num_accepted += np.where(tried, took - 1, 0)
         self.in_flight -= np.where(alive, taken.draft, 0)
         self.scheduled -= wrong
         self.computed -= wrong

@@ -8,7 +8,7 @@ sampled are placeholders, and what n then ends is trimmed.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ from ridgeline.schedule.request import Finish, NewRequest, Output, Request
 from ridgeline.schedule.rows import Rows, Taken
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.schedule.take import Taker
+from ridgeline.schedule.waits import Wait
 
 Long = NDArray[np.int64]
 
@@ -95,6 +96,11 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self._book.requests)
 
+    @property
+    def num_requests(self) -> int:
+        """Living choices."""
+        return len(self._book.requests)
+
     def add(self, new: NewRequest) -> None:
         """Queue a request. RequestError, and nothing kept, when it can never run."""
         self._book.add(new)
@@ -108,6 +114,7 @@ class Scheduler:
         ABORT.
         """
         outputs = []
+        self._book.waits.now = now
         for request in self._book.family(request_id):
             if choice is None or request.choice == choice:
                 self._book.finish(request, Finish.ABORT if keep_tokens is None else Finish.STOP, now)
@@ -127,6 +134,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a step in flight comes back."""
         if not self._book.requests or (self._speculation is not None and self._waits(self._speculation)):
             return None
+        self._book.waits.now = now
         self._memory.make_way()
         counts = self._share()
         draft = None if self._speculation is None else self._draft(self._speculation, counts)
@@ -148,6 +156,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
         """Take the results of the oldest step begun; the news of every choice that has some."""
+        self._book.waits.now = now
         self._committed, taken = self._begun.popleft()
         assert self._committed == plan.step == result.step, "steps are committed in order"
         assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
@@ -205,18 +214,21 @@ class Scheduler:
 
         A request preempted with a token in flight waits for it.
         """
-        queue, starts = self._book.queue, []
+        queue, starts, fits = self._book.queue, [], True
         left = self._max_tokens - int(counts.sum()) if queue and self._rows.num_free else 0
         while left > 0 and queue and self._rows.num_free and queue.first.last_step <= self._committed:
             request = queue.first
             computed, count = self._memory.open(request, left)
             if not count:
+                fits = False
                 break
             self._book.start(request, computed, now)
             self._memory.opened(request, count)
             counts[request.row] = count
             left -= count
             starts.append(row_start(request))
+        reason = Wait.PAGES if not fits else Wait.BUDGET if self._rows.num_free else Wait.ROWS
+        self._book.waits.settle(queue.first if queue else None, reason)
         return starts
 
     # ---- numbers
@@ -227,14 +239,18 @@ class Scheduler:
                     used_pages=self._manager.num_used_pages, free_pages=self._manager.num_free_pages,
                     num_preemptions=self._book.counters.num_preemptions)
 
-    def stats(self) -> dict[str, int | float | dict[str, int]]:
-        """Gauges and counters; counts are since the start. num_pages: of the arena, the null page left out;
-        those neither used nor free wait for a step in flight."""
+    def stats(self) -> dict[str, int | float | Mapping[str, float]]:
+        """Gauges and counters; counts are since the start. num_pages: of the arena, the null page left out,
+        used + free + pending (these wait for a step in flight); of the free ones, num_cached_pages hold
+        prefixes. waiting, waited_s: choices, and seconds of all choices, by `waits.Wait`."""
         counters, manager = self._book.counters, self._manager
         return {
             "num_running": self._rows.num_running, "num_waiting": self._book.num_waiting,
             "kv_usage": manager.usage, "num_used_pages": manager.num_used_pages,
             "num_free_pages": manager.num_free_pages, "num_pages": self._num_pages,
+            "num_cached_pages": manager.num_cached_pages, "num_pending_pages": manager.num_pending_pages,
+            "waiting": {str(reason): num for reason, num in self._book.waits.counts.items()},
+            "waited_s": {str(reason): spent_s for reason, spent_s in self._book.waits.seconds().items()},
             "num_steps": self._committed + 1,
             "num_requests": counters.num_requests, "num_preemptions": counters.num_preemptions,
             "num_prompt_tokens": counters.num_prompt_tokens, "num_cached_tokens": counters.num_cached_tokens,

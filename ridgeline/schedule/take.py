@@ -64,6 +64,9 @@ class Taker:
         if request is None:
             book.surplus(None, len(tokens))
             return None
+        request.num_chunks += bool(plan.start[index] < request.num_prompt)
+        if request.first_started_s is None and request.first_scheduled_s is not None:
+            request.first_started_s = max(request.first_scheduled_s, result.started_s)
         if result.failed[index]:
             book.finish(request, Finish.ERROR, now)
             return request.news(error=result.errors.get(index, "the step failed"))

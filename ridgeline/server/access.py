@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,20 +22,34 @@ _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks. tenant: a name that goes with the API key and does not show it; "" without keys. priority:
+    the key's own, of which no request of it may be sooner; None when it has none."""
+
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    tenant: str = ""
+    priority: int | None = None
+
+
 class Keys:
-    """API keys, kept as digests. No keys means that every caller is let in."""
+    """API keys, kept as digests. No keys means that every caller is let in. priorities: of some of them."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
+    def __init__(self, keys: Iterable[str] = (), priorities: Mapping[str, int] | None = None) -> None:
+        given = dict.fromkeys(keys) | dict(priorities or {})
+        self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
 
-    def allow(self, authorization: bytes) -> bool:
-        """True when the Authorization header holds one of the keys; the time taken does not tell which."""
-        if not self._digests:
-            return True
+    def caller(self, authorization: bytes, request_id: str) -> Caller | None:
+        """Who holds the key of an Authorization header, None for none; the time taken does not tell which."""
+        if not self._keys:
+            return Caller(request_id=request_id)
         scheme, _, token = authorization.partition(b" ")
         given = _digest(token.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        found = [key for key in self._keys if hmac.compare_digest(given, key[0])]
+        if scheme.lower() != b"bearer" or not found:
+            return None
+        digest, priority = found[0]
+        return Caller(request_id=request_id, tenant=digest.hex()[:16], priority=priority)
 
 
 class Access:
@@ -60,7 +75,7 @@ class Access:
         given = headers.get(b"x-request-id", b"")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
         extra = [(b"x-request-id", request_id), *self._cors(headers)]
-        scope["request_id"] = request_id.decode()
+        scope["caller"] = self._keys.caller(headers.get(b"authorization", b""), request_id.decode())
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -70,7 +85,7 @@ class Access:
         if self._is_preflight(scope, headers):
             await send_with_headers({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
-        elif not self._is_open(scope["path"]) and not self._keys.allow(headers.get(b"authorization", b"")):
+        elif scope["caller"] is None and not self._is_open(scope["path"]):
             await _refuse(send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from ridgeline.base.errors import EngineDeadError, RequestError
-from ridgeline.server.access import Access, Keys
+from ridgeline.server.access import Access, Caller, Keys
 from ridgeline.server.answers import ModelList, to_json
 from ridgeline.server.errors import as_request_error, error_body
 from ridgeline.server.health import Health
@@ -105,16 +105,23 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
         """Prometheus text."""
         return Response(api.metrics.render(await health.gauges()), media_type=CONTENT_TYPE)
 
+    @app.get("/v1/ridgeline/requests/{request_id:path}", tags=["operation"])
+    async def account(request: Request, request_id: str) -> Response:
+        """What became of a request of this API key, by the x-request-id of its answer."""
+        return _json(to_json(api.accounts.account(request.scope["caller"], request_id)))
+
     @app.get("/version", tags=["operation"])
     async def get_version() -> Response:
         """The server's version."""
         return _json(to_json({"version": version("ridgeline")}))
 
 
-async def _generate(request: Request, endpoint: Callable[[bytes], Coroutine[Any, Any, Reply]]) -> Response:
+async def _generate(
+    request: Request, endpoint: Callable[[bytes, Caller], Coroutine[Any, Any, Reply]]
+) -> Response:
     body = await _body(request)
     try:
-        reply = await until_gone(request.receive, endpoint(body))
+        reply = await until_gone(request.receive, endpoint(body, request.scope["caller"]))
     except ClientGone:
         return Response(status_code=499)  # nobody reads this
     return _json(reply) if isinstance(reply, bytes) else EventStream(reply)

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ridgeline.base.errors import EngineDeadError
+from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.frontend.generation import Choice, Delta, Generation, LogprobEntry
 from ridgeline.frontend.protocol import News
 from ridgeline.frontend.tokenizer import Tokenizer
-from ridgeline.server.metrics import RequestClock
+from ridgeline.server.clocks import RequestClock
 from ridgeline.server.prompts import Prompt
 from ridgeline.spec.sampling import SamplingParams
 
@@ -37,6 +37,8 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:
         """News until every choice is closed. Closing the generator early aborts the request."""
         ...
@@ -90,14 +92,16 @@ class Job:
     ) -> AsyncGenerator[Piece, None]:
         generation = self.generations[index]
         request_id = uuid.uuid4().hex
+        timed = clock.prompt(self.params.n, now())
         news_of = self._engine.submit(
             request_id,
             self.prompts[index].token_ids,
             self.params,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            tenant=clock.caller.tenant,
+            arrived_s=clock.arrived_s,
         )
-        timed = clock.prompt(self.params.n)
         try:
             async with aclosing(news_of):
                 async for news in news_of:
@@ -112,8 +116,8 @@ class Job:
         except (GeneratorExit, asyncio.CancelledError):
             timed.end("abort", now())
             raise
-        except EngineDeadError:
-            timed.end("error", now())
+        except (EngineDeadError, RequestError) as error:
+            timed.end("error" if isinstance(error, EngineDeadError) else "refused", now())
             raise
 
 

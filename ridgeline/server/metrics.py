@@ -1,15 +1,12 @@
 """Prometheus metrics of the server: what is counted, and the text that a scrape reads.
 
-Every name is shown twice, as `ridgeline:NAME` and as `vllm:NAME`, which existing dashboards read. What a
-client feels is timed on the API process's clock; spans inside the engine on the engine's; the two never mix.
+Every name is shown twice, as `ridgeline:NAME` and as `vllm:NAME`, which existing dashboards read. What is
+timed, and where, is `clocks`' to say.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-
-from ridgeline.frontend.generation import Delta
-from ridgeline.frontend.protocol import News
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIXES = ("ridgeline", "vllm")
@@ -43,7 +40,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     ),
     "request_time_per_output_token_seconds": ("Mean time of a request's tokens after its first.", _SECONDS),
     "e2e_request_latency_seconds": ("From the request's arrival to its last token.", _SECONDS),
-    "request_queue_time_seconds": ("From the engine's door to the first step.", _SECONDS),
+    "request_queue_time_seconds": ("From the request's arrival to the first step.", _SECONDS),
     "request_prefill_time_seconds": ("From the first step to the first token.", _SECONDS),
     "request_decode_time_seconds": ("From the first token to the last.", _SECONDS),
     "request_inference_time_seconds": ("From the first step to the last token.", _SECONDS),
@@ -77,7 +74,8 @@ _SPANS = (  # of the engine's clock
     ("request_inference_time_seconds", "first_scheduled", "finished"),
 )
 EngineValue = float | Mapping[str, float]  # one, or one for each number of drafts
-_FINISHED = ("stop", "length", "abort", "error")
+TTFT_PARTS = ("tokenise", "queue", "schedule", "prefill", "deliver")
+_FINISHED = ("stop", "length", "abort", "error", "refused")
 
 
 @dataclass(slots=True)
@@ -105,12 +103,17 @@ def _histograms() -> dict[str, Histogram]:
     return {name: Histogram(bounds, [0] * (len(bounds) + 1)) for name, (_, bounds) in _HISTOGRAMS.items()}
 
 
+def _parts() -> dict[str, Histogram]:
+    return {name: Histogram(_SECONDS, [0] * (len(_SECONDS) + 1)) for name in TTFT_PARTS}
+
+
 @dataclass(slots=True)
 class Metrics:
     """All that the server counts about one served model."""
 
     model: str
     histograms: dict[str, Histogram] = field(default_factory=_histograms)
+    parts: dict[str, Histogram] = field(default_factory=_parts)
     counters: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FINISHED, 0))
 
@@ -126,6 +129,26 @@ class Metrics:
                     lines += _values(f"{prefix}:{name}", labels, engine[name])
         return ("\n".join(lines) + "\n").encode()
 
+    def first_token(self, ttft_s: float, parts_s: Mapping[str, float]) -> None:
+        """A choice has its first token; parts_s sums to ttft_s, or is empty."""
+        self.histograms["time_to_first_token_seconds"].observe(ttft_s)
+        for part, spent_s in parts_s.items():
+            self.parts[part].observe(spent_s)
+
+    def choice_ended(self, reason: str, e2e_s: float, num_output: int, tpot_s: float | None) -> None:
+        """A choice has ended for its caller."""
+        self.finished[reason] += 1
+        self.histograms["e2e_request_latency_seconds"].observe(e2e_s)
+        self.histograms["request_generation_tokens"].observe(num_output)
+        if tpot_s is not None:
+            self.histograms["request_time_per_output_token_seconds"].observe(tpot_s)
+
+    def engine_times(self, times_s: Mapping[str, float]) -> None:
+        """The engine's spans of a choice that it has closed."""
+        for name, start, end in _SPANS:
+            if start in times_s and end in times_s:
+                self.histograms[name].observe(max(0.0, times_s[end] - times_s[start]))
+
     def _own(self, prefix: str, labels: str) -> Iterator[str]:
         for name, text in _COUNTERS.items():
             yield from _family(f"{prefix}:{name}", "counter", text)
@@ -138,85 +161,10 @@ class Metrics:
             name = f"{prefix}:{base}"
             yield from _family(name, "histogram", _HISTOGRAMS[base][0])
             yield from histogram.lines(name, labels)
-
-
-class RequestClock:
-    """When one API request arrived, and where its times are counted. Seconds of the API process's clock."""
-
-    def __init__(self, metrics: Metrics, arrived_s: float) -> None:
-        self._metrics = metrics
-        self._arrived_s = arrived_s
-
-    def prompt(self, num_choices: int) -> "PromptClock":
-        """The clock of one of its prompts."""
-        return PromptClock(self._metrics, self._arrived_s, num_choices)
-
-
-@dataclass(slots=True)
-class _ChoiceTimes:
-    """First and last are 0 until the first token has come."""
-
-    num_output: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-    ended: bool = False
-
-
-class PromptClock:
-    """The times of one prompt's choices, observed as their news comes."""
-
-    def __init__(self, metrics: Metrics, arrived_s: float, num_choices: int) -> None:
-        self._metrics = metrics
-        self._arrived_s = arrived_s
-        self._choices = [_ChoiceTimes() for _ in range(num_choices)]
-        self._prompt_seen = False
-        self._gaps = metrics.histograms["inter_token_latency_seconds"]
-
-    def seen(self, news: News, delta: Delta, now: float) -> None:
-        """News of a choice has come, and this is what it added."""
-        if delta.token_ids:
-            self._tokens(self._choices[news.choice], len(delta.token_ids), news.num_prompt, now)
-        if delta.finish is not None:
-            self._finish(self._choices[news.choice], delta.finish, now)
-        if news.finish is not None:
-            self._engine_times(news.times_s)
-
-    def end(self, reason: str, now: float) -> None:
-        """Choices that are still open end like this."""
-        for choice in self._choices:
-            if not choice.ended:
-                self._finish(choice, reason, now)
-
-    def _tokens(self, choice: _ChoiceTimes, count: int, num_prompt: int, now: float) -> None:
-        self._metrics.counters["generation_tokens_total"] += count
-        if choice.num_output:
-            gap = (now - choice.last_s) / count
-            for _ in range(count):
-                self._gaps.observe(gap)
-        else:
-            choice.first_s = now
-            self._metrics.histograms["time_to_first_token_seconds"].observe(now - self._arrived_s)
-            if not self._prompt_seen:
-                self._prompt_seen = True
-                self._metrics.counters["prompt_tokens_total"] += num_prompt
-                self._metrics.histograms["request_prompt_tokens"].observe(num_prompt)
-        choice.num_output += count
-        choice.last_s = now
-
-    def _finish(self, choice: _ChoiceTimes, reason: str, now: float) -> None:
-        choice.ended = True
-        observe, count = self._metrics.histograms, choice.num_output
-        self._metrics.finished[reason] += 1
-        observe["e2e_request_latency_seconds"].observe(now - self._arrived_s)
-        observe["request_generation_tokens"].observe(count)
-        if count > 1:
-            mean = (choice.last_s - choice.first_s) / (count - 1)
-            observe["request_time_per_output_token_seconds"].observe(mean)
-
-    def _engine_times(self, times_s: Mapping[str, float]) -> None:
-        for name, start, end in _SPANS:
-            if start in times_s and end in times_s:
-                self._metrics.histograms[name].observe(max(0.0, times_s[end] - times_s[start]))
+        name = f"{prefix}:time_to_first_token_part_seconds"
+        yield from _family(name, "histogram", "What the time to the first token is made of; sums to it.")
+        for part, histogram in self.parts.items():
+            yield from histogram.lines(name, f'{labels},part="{part}"')
 
 
 def _family(name: str, kind: str, text: str) -> Iterator[str]:

@@ -11,14 +11,17 @@ from msgspec import UNSET
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.server.access import Caller
+from ridgeline.server.accounts import Accounts
 from ridgeline.server.admission import Admission
 from ridgeline.server.answers import to_json
 from ridgeline.server.chat import ChatForm
+from ridgeline.server.clocks import RequestClock
 from ridgeline.server.completions import CompletionForm
 from ridgeline.server.errors import as_request_error, error_body, unsupported
 from ridgeline.server.form import Form
 from ridgeline.server.job import Engine, Job
-from ridgeline.server.metrics import Metrics, RequestClock
+from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import chat_params, completion_params
 from ridgeline.server.parse import parse
 from ridgeline.server.prompts import Prompt, chat_prompt, check_fits, completion_prompts
@@ -39,11 +42,12 @@ class OpenAI:
         self.engine = engine
         self.admission = Admission()
         self.metrics = Metrics(served.card.id)
+        self.accounts = Accounts()
         self._clock = clock
 
-    async def completion(self, body: bytes) -> Reply:
+    async def completion(self, body: bytes, caller: Caller | None = None) -> Reply:
         """/v1/completions. Raises RequestError, or EngineDeadError, before anything of the answer exists."""
-        clock = self._arrived()
+        clock = self._arrived(caller)
         with self.admission.enter():
             request = parse(body, CompletionRequest)
             self.check_model(request.model)
@@ -51,12 +55,12 @@ class OpenAI:
             params = completion_params(request, served.vocab_size, served.defaults)
             self._check_served(request, params)
             prompts = await completion_prompts(served, request.prompt, params.n)
-            job = self._job(request, prompts, params)
+            job = self._job(request, prompts, params, clock)
             return await self._reply(CompletionForm(job, served.card.id, request), request, clock)
 
-    async def chat(self, body: bytes) -> Reply:
+    async def chat(self, body: bytes, caller: Caller | None = None) -> Reply:
         """/v1/chat/completions. Raises as `completion` does."""
-        clock = self._arrived()
+        clock = self._arrived(caller)
         with self.admission.enter():
             request = parse(body, ChatRequest)
             self.check_model(request.model)
@@ -70,7 +74,7 @@ class OpenAI:
                 variables=request.chat_template_kwargs,
             )
             check_fits(prompt.token_ids, served, "messages")
-            job = self._job(request, [prompt], params)
+            job = self._job(request, [prompt], params, clock)
             form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids))
             return await self._reply(form, request, clock)
 
@@ -84,8 +88,8 @@ class OpenAI:
                 status=404,
             )
 
-    def _arrived(self) -> RequestClock:
-        return RequestClock(self.metrics, self._clock.now())
+    def _arrived(self, caller: Caller | None) -> RequestClock:
+        return RequestClock(self.metrics, self._clock.now(), caller)
 
     def _check_served(self, request: Generate, params: SamplingParams) -> None:
         """Refuse what this model or this engine cannot do, whatever the prompt."""
@@ -96,7 +100,10 @@ class OpenAI:
                 "priority", "requests are taken as they come here; start with --policy priority"
             )
 
-    def _job(self, request: Generate, prompts: list[Prompt], params: SamplingParams) -> Job:
+    def _job(
+        self, request: Generate, prompts: list[Prompt], params: SamplingParams, clock: RequestClock
+    ) -> Job:
+        self.accounts.add(clock, len(prompts) * params.n)
         return Job(
             self.engine,
             self.served.text.tokenizer,

@@ -14,7 +14,8 @@ STEP = StepRecord(
 REQUEST = RequestRecord(
     id="a", choice=0, priority=0, tenant="t", num_prompt=5, num_cached=4, num_output=2, finish="stop",
     num_preemptions=0, wasted_tokens=1, arrived_s=0.5, first_scheduled_s=0.75, first_token_s=1.0,
-    finished_s=2.0, token_times_s=(1.0, 2.0))
+    finished_s=2.0, token_times_s=(1.0, 2.0), tokenised_s=0.625, first_started_s=0.875,
+    waits_s={"pages": 0.125})
 
 
 def test_a_file_reads_back_as_it_was_written(tmp_path: Path) -> None:

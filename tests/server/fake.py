@@ -23,6 +23,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 CONTEXT = 256
+TIMES = {"arrived": 1.0, "tokenised": 1.25, "first_scheduled": 1.5, "first_started": 1.625,
+         "first_token": 2.0}
+ACCOUNT = {"num_preemptions": 0, "num_chunks": 1, "waited_rows_s": 0.25, "floor_s": 0.5}
 
 
 class FakeEngine:
@@ -64,6 +67,8 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:
         self.submitted.append((list(prompt), params))
         if self.refuse is not None:
@@ -107,9 +112,8 @@ class FakeEngine:
                         ]
                         if first
                         else [],
-                        times_s={"arrived": 1.0, "first_scheduled": 1.5, "first_token": 2.0, "finished": 3.0}
-                        if last
-                        else {},
+                        times_s=TIMES | ({"finished": 3.0} if last else {}) if last or not index else {},
+                        account=ACCOUNT if last else {},
                     )
                 )
         return news

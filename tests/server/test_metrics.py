@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline.base.clock import VirtualClock
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News
+from ridgeline.server.clocks import RequestClock
 from ridgeline.server.health import Health
-from ridgeline.server.metrics import Metrics, RequestClock
+from ridgeline.server.metrics import TTFT_PARTS, Metrics
 
 ENGINE = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25}
 DRAFTS = {"num_draft_tokens": 8, "num_accepted_tokens": 5, "num_verified": {"1": 2, "2": 0, "3": 2}}
@@ -40,9 +41,11 @@ def _samples(metrics: Metrics) -> dict[str, float]:
 def _busy() -> Metrics:
     """Two choices of one prompt: 3 tokens in 4 s, and 1 token that is cut off."""
     metrics = Metrics('odd "name"\\')
-    clock = RequestClock(metrics, 100.0).prompt(2)
-    times = {"arrived": 1.0, "first_scheduled": 1.25, "first_token": 2.0, "finished": 4.0}
-    clock.seen(News(id="a", num_prompt=7), Delta(token_ids=[1]), 102.0)
+    clock = RequestClock(metrics, 100.0).prompt(2, 100.5)
+    first = {"arrived": 0.5, "tokenised": 1.0, "first_scheduled": 1.25, "first_started": 1.5,
+             "first_token": 2.0}
+    times = {**first, "finished": 4.0}
+    clock.seen(News(id="a", num_prompt=7, times_s=first), Delta(token_ids=[1]), 102.0)
     clock.seen(News(id="a", choice=1, num_prompt=7), Delta(token_ids=[1]), 102.5)
     last = News(id="a", num_prompt=7, finish="stop", times_s=times)
     clock.seen(last, Delta(token_ids=[2, 3], finish="stop"), 104.0)
@@ -102,7 +105,7 @@ def test_the_names_that_dashboards_read_are_there() -> None:
         ("e2e_request_latency_seconds", 2, 9.0),
         ("request_prompt_tokens", 1, 7),
         ("request_generation_tokens", 2, 4),
-        ("request_queue_time_seconds", 1, 0.25),
+        ("request_queue_time_seconds", 1, 0.75),
         ("request_prefill_time_seconds", 1, 0.75),
         ("request_decode_time_seconds", 1, 2.0),
         ("request_inference_time_seconds", 1, 2.75),
@@ -117,6 +120,14 @@ def test_histograms(name: str, count: int, total: float) -> None:
     assert buckets[-1] == (math.inf, count) and buckets[-2][0] >= 60
     assert samples[f"vllm:{name}_count"] == count and samples[f"vllm:{name}_sum"] == pytest.approx(total)
     assert buckets[0][1] < count, "not everything in the smallest"
+
+
+def test_the_parts_of_ttft_sum_to_it() -> None:
+    """Of the choice whose first token came with the engine's times: 2 s from its arrival."""
+    samples = _samples(_busy())
+    name = "vllm:time_to_first_token_part_seconds_sum"
+    parts = {part: samples[f"{name}|{part}"] for part in TTFT_PARTS}
+    assert parts == {"tokenise": 0.5, "queue": 0.25, "schedule": 0.25, "prefill": 0.5, "deliver": 0.5}
 
 
 def test_counters() -> None:

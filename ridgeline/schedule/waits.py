@@ -1,0 +1,83 @@
+"""What requests wait for, and how long: a reason for each stretch, noted when it changes.
+
+A plan looks at few of those who wait, so it names a reason for the first in the queue alone; that of all
+others is that they stand behind. Whoever joins is sorted once, at the next plan; nobody else is looked at.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.schedule.request import Request
+
+
+class Wait(enum.StrEnum):
+    """STEP: for the next plan, a step being in flight. RANK: behind others. ROWS, BUDGET, PAGES: first in the
+    queue, but every row is taken, the step's tokens are spent, or the cache has no room. FORK: for the first
+    choice's prompt. PREEMPTED: until it runs again."""
+
+    STEP = "step"
+    RANK = "rank"
+    ROWS = "rows"
+    BUDGET = "budget"
+    PAGES = "pages"
+    FORK = "fork"
+    PREEMPTED = "preempted"
+
+
+class Waits:
+    """Opens and closes stretches in `Request.waits_s`, and counts them over all requests.
+
+    now: the scheduler's time. counts: who waits now, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.counts = dict.fromkeys(Wait, 0)
+        self._closed_s = dict.fromkeys(Wait, 0.0)
+        self._since_s = dict.fromkeys(Wait, 0.0)  # summed over the open stretches
+        self._fresh: list[Request] = []
+        self._first: Request | None = None
+
+    def begin(self, request: "Request", reason: Wait, since_s: float) -> None:
+        """A request starts to wait."""
+        request.wait, request.wait_since_s = reason, since_s
+        self.counts[reason] += 1
+        self._since_s[reason] += since_s
+        if reason is Wait.STEP:
+            self._fresh.append(request)
+
+    def end(self, request: "Request") -> None:
+        """It waits no more: it runs, or is over."""
+        reason = request.wait
+        assert reason is not None
+        spent_s = max(0.0, self.now - request.wait_since_s)
+        request.waits_s[reason] = request.waits_s.get(reason, 0.0) + spent_s
+        self._closed_s[reason] += spent_s
+        self._since_s[reason] -= request.wait_since_s
+        self.counts[reason] -= 1
+        request.wait = None
+
+    def change(self, request: "Request", reason: Wait) -> None:
+        """From here on it waits for something else."""
+        if request.wait is not reason:
+            self.end(request)
+            self.begin(request, reason, self.now)
+
+    def settle(self, first: "Request | None", reason: Wait) -> None:
+        """After a plan: what the first in the queue waits for; the others stand behind it."""
+        for request in self._fresh:
+            if request.wait is Wait.STEP:
+                self.change(request, Wait.RANK)
+        self._fresh.clear()
+        held, self._first = self._first, first
+        if held is not None and held is not first and held.wait in (Wait.ROWS, Wait.BUDGET, Wait.PAGES):
+            self.change(held, Wait.RANK)
+        if first is not None and first.wait is not Wait.PREEMPTED:
+            self.change(first, reason)
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds waited since the start, by reason, over all requests; those who wait now included."""
+        return {reason: self._closed_s[reason]
+                + max(0.0, self.counts[reason] * self.now - self._since_s[reason]) for reason in Wait}
