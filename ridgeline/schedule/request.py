@@ -88,9 +88,10 @@ class Request:
     tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
     token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
-    row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
-    preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
-    prompt position whose log-probability is still owed (num_prompt when none is).
+    row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
+    computed before the last preemption. wasted_tokens: computed more than once, or past the end.
+    prompt_logprobs_from: the first prompt position whose log-probability is still owed (num_prompt when none
+    is).
     """
 
     number: int
@@ -112,6 +113,7 @@ class Request:
     last_step: int = -1
     num_prompt: int = 0
     num_cached: int = 0
+    reuse_limit: str = ""
     prompt_logprobs_from: int = 1
     lost_tokens: int = 0
     wasted_tokens: int = 0
@@ -148,6 +150,7 @@ class Request:
             return output
         times = {"arrived": self.arrived_s, "first_scheduled": self.first_scheduled_s,
                  "first_token": self.first_token_s, "finished": self.finished_s}
-        account = {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens}
+        account = {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
+                   "num_reused_tokens": self.num_cached, "reuse_limit": self.reuse_limit}
         return msgspec.structs.replace(
             output, times_s={name: at for name, at in times.items() if at is not None}, account=account)

@@ -163,4 +163,4 @@ def test_every_step_and_request_leaves_a_record() -> None:
         assert record.token_times_s[-1] == record.finished_s
     last = harness.told["3", 0].last
     assert last.times_s["finished"] == requests[-1].finished_s and set(last.account) == {
-        "num_preemptions", "wasted_tokens"}
+        "num_preemptions", "wasted_tokens", "num_reused_tokens", "reuse_limit"}
