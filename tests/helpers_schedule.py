@@ -12,6 +12,7 @@ import numpy as np
 
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.trace import RingTrace
+from ridgeline.kv.interface import Manager
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
@@ -297,7 +298,7 @@ class Harness:
     def __init__(self, kind: str = "paged", *, num_pages: int = 33, num_rows: int = 8,
                  max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
                  cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
-                 speculate: int = 0,
+                 speculate: int = 0, manager: Manager | None = None,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  lose: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
@@ -306,7 +307,8 @@ class Harness:
             layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_step_tokens=max_step_tokens,
             max_model_len=max_model_len, max_in_flight=depth, speculate=speculate, fail=fail, lose=lose,
             blow_up=blow_up, clock=self.clock)
-        self.manager = KVManager(self.executor.layout, num_pages, prefix_caching=prefix_caching and cache)
+        self.manager = manager or KVManager(self.executor.layout, num_pages,
+                                            prefix_caching=prefix_caching and cache)
         self.scheduler = Scheduler(
             self.executor.capacity(), self.manager, make_policy(policy), eos_token_ids=EOS, cache=cache,
             max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows,

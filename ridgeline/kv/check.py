@@ -21,6 +21,7 @@ def check_all(rooms: Sequence[Room], tables: Iterable[SeqTable], pool: PagePool,
             refs.update(page for page in group.pages if page != NULL_PAGE)
             _check_group(room, table, group, pool, index)
         refs.update(page for _, kept in table.snapshots for _, page in kept)
+        assert table.end is None or table.reserved <= -(-table.end // block_tokens) * block_tokens
         positions = [position for position, _ in table.snapshots]
         assert positions == sorted(positions)
         assert all(table.num_computed < position <= table.reserved for position in positions)

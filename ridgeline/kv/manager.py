@@ -14,13 +14,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from ridgeline.kv.check import check_all
+from ridgeline.kv.computed import Computed
 from ridgeline.kv.copies import CopyQueue
-from ridgeline.kv.kinds import NEVER, Probe, Room, StateRoom, longest, rooms_of, shareable
-from ridgeline.kv.news import CacheStats, StepNews, TableNews
+from ridgeline.kv.fragments import fragmentation_of
+from ridgeline.kv.kinds import Probe, StateRoom, longest, rooms_of, shareable
+from ridgeline.kv.news import CacheStats, Fragmentation, StepNews, TableNews
 from ridgeline.kv.pool import NULL_PAGE, PagePool
 from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
 from ridgeline.kv.seqtable import GroupTable, SeqTable
 from ridgeline.kv.snapshots import Snapshots
+from ridgeline.kv.why import OFF, why_not_more
 from ridgeline.kv.writable import Writable
 from ridgeline.spec.cache import CacheLayout
 
@@ -32,6 +35,8 @@ class KVManager:
     return value.
     """
 
+    grows = True
+
     def __init__(self, layout: CacheLayout, num_pages: int, *, prefix_caching: bool = True,
                  snapshot_stride: int = 0, snapshot_bytes: int | None = None) -> None:
         """num_pages counts the null page, as Capacity does. snapshot_stride: tokens between the snapshots of
@@ -42,9 +47,10 @@ class KVManager:
         self._entry_rooms = [room for room in self._rooms if not isinstance(room, StateRoom)]
         # one chain names the pages of all groups: it steps by what divides each group's page
         self._block_tokens = layout.block_tokens
+        self._page_bytes = layout.page_bytes
         self._caching = prefix_caching and bool(self._rooms)
         spaces = {space: room.leaf_first for room in self._rooms for space in room.spaces}
-        self._index = PrefixIndex(len(spaces))
+        self._index = PrefixIndex(len(spaces), keep_gone=num_pages)
         self._pool = PagePool(num_pages, self._index, tuple(spaces[space] for space in range(len(spaces))))
         self._seqs: dict[int, SeqTable] = {}
         self._dirty: dict[int, SeqTable] = {}
@@ -55,11 +61,14 @@ class KVManager:
             self._rooms, self._pool, self._index, self._copies, block_tokens=self._block_tokens,
             stride=snapshot_stride,
             most=None if snapshot_bytes is None else snapshot_bytes // max(one_bytes, 1))
+        self._computed = Computed(self._rooms, self._pool, self._index, self._snapshots,
+                                  block_tokens=self._block_tokens)
         self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
 
     # ---- a sequence's life
 
-    def open(self, seq: int, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
+    def open(self, seq: int, tokens: Sequence[int], salt: str = "", limit: int | None = None,
+             end: int | None = None) -> int:
         """A new sequence `seq`; returns how many of `tokens` are already in the cache (its num_computed).
 
         The longest cached prefix is shared, down to a part of a block (the first write into it copies the
@@ -67,7 +76,8 @@ class KVManager:
         reuse nothing; prompt log-probabilities from position p need limit p - 1). Takes no free page and
         cannot fail; it does hold the pages it shares, so a sequence that cannot go on should be released, not
         left open. Sequences of different salt never share. `tokens` is best a list: numpy scalars hash
-        slowly.
+        slowly. end: positions that it will ever
+        have, beyond whose block nothing is reserved; None where nobody can say.
         """
         assert seq not in self._seqs, f"sequence {seq} is open already"
         hit, chain = 0, None
@@ -87,8 +97,16 @@ class KVManager:
                 self._pool.hold(page)
             groups.append(GroupTable(held, first, room.written(hit)))
         self._snapshots.used(groups)
-        self._enter(SeqTable(seq, chain, groups, hit, len(tokens), marks))
+        self._enter(SeqTable(seq, chain, groups, hit, len(tokens), marks, end))
         return hit
+
+    def why_not_more(self, seq: int, tokens: Sequence[int]) -> str:
+        """Why a sequence that was just opened reused no more of its `tokens`, where no limit forbade it."""
+        table = self._seqs[seq]
+        if table.chain is None:
+            return OFF
+        return why_not_more(self._rooms, self._index, Probe(self._index, table.chain, tokens),
+                            hit=table.num_computed, num_tokens=len(tokens), now=self._index.now)
 
     def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
         """What open() would return, without opening (routing, admission order)."""
@@ -154,6 +172,11 @@ class KVManager:
                 high = middle - 1
         return low
 
+    def own_pages(self, seq: int) -> int:
+        """Pages that nobody else holds: what releasing it gives back at the least."""
+        refs = self._pool.refs
+        return sum(refs[page] == 1 for group in self._seqs[seq].groups for page in group.pages)
+
     def missing_pages(self, seq: int, num_tokens: int) -> int:
         """Pages that reserve(seq, num_tokens) lacks now; 0 when it would succeed."""
         table = self._seqs[seq]
@@ -214,20 +237,21 @@ class KVManager:
         table = self._seqs.pop(seq)
         self._dirty.pop(seq, None)
         self._snapshots.release(table)
-        for number, group in enumerate(table.groups):
+        for room, group in zip(self._rooms, table.groups):
             # from the tail: what follows is older than what it follows, so eviction takes leaves first
             for index in range(len(group.pages) - 1, group.first - 1, -1):
                 page = group.pages[index]
                 if index < group.num_indexed and page not in self._index:
-                    self._touch_twin(table, number, index)
+                    self._computed.touch_twin(table, room, index)
                 self._pool.drop(page)
         self._copies.cancel_unneeded()
 
     # ---- steps
 
-    def close_step(self, step: int, rows: Mapping[int, int]) -> StepNews:
+    def close_step(self, step: int, rows: Mapping[int, int], now: float = 0.0) -> StepNews:
         """The plan of `step` is complete; steps come in growing order. rows: sequence -> runner row, for all
-        that have a row; a sequence without one keeps its news for a later step. Pages freed from now on count
+        that have a row; a sequence without one keeps its news for a later step. now: seconds, for the record
+        of what was evicted when. Pages freed from now on count
         as referenced by this step until step_finished(step)."""
         news = tuple(TableNews(row=[], index=[], page=[]) for _ in self._rooms)
         for seq in [seq for seq in self._dirty if seq in rows]:
@@ -239,6 +263,7 @@ class KVManager:
                     out.page.extend(map(group.pages.__getitem__, group.news))
                     group.news.clear()
         self._pool.close_step(step)
+        self._index.now = now
         return StepNews(tables=news, copies=self._copies.take())
 
     def step_finished(self, step: int) -> None:
@@ -300,6 +325,10 @@ class KVManager:
         """The largest num_tokens <= most that fits()."""
         return bisect_right(range(1, most + 1), self._pool.num_pages - 1, key=self.pages_to_run)
 
+    def fragmentation(self) -> Fragmentation:
+        """What the arena's bytes are now."""
+        return fragmentation_of(self._rooms, self._seqs.values(), self._pool, self._page_bytes)
+
     def table(self, seq: int, group: int) -> tuple[int, ...]:
         """The block table of one group: page of each index, 0 where none is needed."""
         return tuple(self._seqs[seq].groups[group].pages)
@@ -344,53 +373,8 @@ class KVManager:
         return True
 
     def _settle(self, table: SeqTable, tokens: Tokens) -> None:
-        """The slow half of commit(): index what is full, drop what left a window, say when to come back."""
-        num_computed, chain, wake = table.num_computed, table.chain, NEVER
-        for room, group in zip(self._rooms, table.groups):
-            if chain is not None and room.page_tokens:
-                full = num_computed // room.page_tokens
-                if full > group.num_indexed:
-                    self._offer(chain, room, group, tokens, full)
-                due = (full + 1) * room.page_tokens
-                if due < wake:
-                    wake = due
-            leave = room.next_drop(group.first)
-            if leave <= num_computed:
-                self._leave(table, group, room.first_needed(num_computed))
-                leave = room.next_drop(group.first)
-            if leave < wake:
-                wake = leave
-        if chain is not None and self._state_rooms:
-            chain.extend(tokens, num_computed // self._block_tokens)  # for a fork
-            wake = min(wake, (num_computed // self._block_tokens + 1) * self._block_tokens)
-        table.wake = min(wake, self._snapshots.settle(table))
-
-    def _offer(self, chain: HashChain, room: Room, group: GroupTable, tokens: Tokens, full: int) -> None:
-        """Index the pages up to entry `full`, except where the same tokens are cached already."""
-        per_page = room.page_tokens // chain.block_tokens
-        chain.extend(tokens, full * per_page)
-        for index in range(group.num_indexed, full):
-            self._index.add(group.pages[index],
-                            chain.entry(room.number, index * per_page, (index + 1) * per_page))
-        group.num_indexed = full
-
-    def _leave(self, table: SeqTable, group: GroupTable, first: int) -> None:
-        """Give back the pages before entry `first`."""
-        for index in range(group.first, first):
-            self._pool.drop(group.pages[index])
-            group.pages[index] = NULL_PAGE
-        group.news.extend(range(group.first, first))
-        group.first = first
-        self._dirty[table.seq] = table
-
-    def _touch_twin(self, table: SeqTable, number: int, index: int) -> None:
-        """A sequence with a page of its own for tokens that another page caches: that page counts as used by
-        it too, lest it be older than what follows it."""
-        assert table.chain is not None
-        num_blocks = (index + 1) * self._rooms[number].page_tokens // self._block_tokens
-        twin = self._index.find(number, table.chain.digests[num_blocks])
-        if twin:
-            self._pool.touch(twin)
+        if self._computed.settle(table, tokens):
+            self._dirty[table.seq] = table
 
 
 def _most(tokens: Sequence[int], limit: int | None) -> int:

@@ -19,6 +19,24 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """What the arena's bytes are at this moment; used + internal + free + pending = capacity.
+
+    num_residents: sequences that hold memory. used_bytes: hold computed tokens. internal_bytes: handed out
+    and empty, whether a token is still to come or never will. free_bytes: what could be handed out now, of
+    which external_bytes lie outside the largest run and serve no request of that size: none where any page
+    serves anybody.
+    """
+
+    num_residents: int
+    capacity_bytes: int
+    used_bytes: int
+    internal_bytes: int
+    free_bytes: int
+    external_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableNews:
     """Entries of one group's block table that changed: table[row[i]][index[i]] = page[i]; page 0: no longer
     needed.

@@ -7,6 +7,7 @@ them and which may be evicted is the pool's business.
 """
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from struct import pack
@@ -89,9 +90,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefixIndex:
-    """Cached full pages by group and digest, and below each prefix in token order."""
+    """Cached full pages by group and digest, and below each prefix in token order.
 
-    def __init__(self, num_groups: int) -> None:
+    keep_gone: names of forgotten pages that it remembers, the latest ones. now: the seconds at which pages
+    are forgotten, as the manager was last told.
+    """
+
+    def __init__(self, num_groups: int, keep_gone: int = 0) -> None:
+        self.now = 0.0
+        self._gone: OrderedDict[tuple[int, bytes], float] = OrderedDict()
+        self._keep_gone = keep_gone
         self._entries: dict[int, Entry] = {}
         self._pages: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         # below a prefix, sorted by token bytes: the longest common prefix is with a neighbour
@@ -149,6 +157,18 @@ class PrefixIndex:
         del children[bisect_left(children, (entry.tokens, page))]
         if not children:
             del self._children[entry.group][entry.parent]
+        self._gone[entry.group, entry.digest] = self.now
+        self._gone.move_to_end((entry.group, entry.digest))
+        if len(self._gone) > self._keep_gone:
+            self._gone.popitem(last=False)
+
+    def gone_s(self, group: int, digest: bytes) -> float | None:
+        """When the page of that name was forgotten; None for one that is cached, or not remembered."""
+        return None if digest in self._pages[group] else self._gone.get((group, digest))
+
+    def follows(self, group: int, digest: bytes) -> bool:
+        """Whether anything that begins with this prefix is cached."""
+        return digest in self._children[group]
 
     def children(self, page: int) -> Iterator[int]:
         """Cached pages that directly follow this cached page, in token order."""

@@ -26,15 +26,16 @@ class SeqTable:
     num_computed: positions below hold what the tokens say. reserved: the furthest reserve(). ready: positions
     in [num_computed, ready) have pages of its own in every group, so a reserve() up to there has nothing to
     do. wake: the num_computed at which commit() has something to do. num_query: tokens to count in the
-    statistics once it runs. marks: positions whose recurrent states are to be kept. snapshots: those that
-    are, until they are computed: (position, [(space of the index, page)]), in order.
+    statistics once it runs. marks: positions whose recurrent states are to be kept. end: positions that it
+    will ever have, None where nobody said. snapshots: states that are kept, until they are computed:
+    (position, [(space of the index, page)]), in order.
     """
 
-    __slots__ = ("chain", "groups", "marks", "num_computed", "num_query", "ready", "reserved", "seq",
+    __slots__ = ("chain", "end", "groups", "marks", "num_computed", "num_query", "ready", "reserved", "seq",
                  "snapshots", "wake")
 
     def __init__(self, seq: int, chain: HashChain | None, groups: list[GroupTable], num_computed: int,
-                 num_query: int, marks: tuple[int, ...] = ()) -> None:
+                 num_query: int, marks: tuple[int, ...] = (), end: int | None = None) -> None:
         self.seq = seq
         self.chain = chain
         self.groups = groups
@@ -44,4 +45,5 @@ class SeqTable:
         self.wake = 0
         self.num_query = num_query
         self.marks = marks
+        self.end = end
         self.snapshots: list[tuple[int, list[tuple[int, int]]]] = []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.kv.manager import StepNews
+from ridgeline.kv.news import StepNews
 from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, RowStart, StepPlan, TableDelta
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Long, Rows, Taken

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ridgeline.base.errors import RequestError
-from ridgeline.kv.manager import KVManager
+from ridgeline.kv.interface import Manager
 from ridgeline.schedule.door import Door, mix_seed
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.ranked import Ranked
@@ -40,7 +40,7 @@ class Book:
     since the last take_ended(). stops: [vocab_size] how many living choices end at an id.
     """
 
-    def __init__(self, *, rows: Rows, manager: KVManager, policy: Policy, door: Door, index: bool,
+    def __init__(self, *, rows: Rows, manager: Manager, policy: Policy, door: Door, index: bool,
                  seed: int) -> None:
         self.rows = rows
         self.queue = Ranked()

@@ -7,7 +7,7 @@ Models without recurrent states have none, and rows then keep a mark beyond any 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.kv.manager import KVManager
+from ridgeline.kv.interface import Manager
 from ridgeline.schedule.rows import Rows
 
 Long = NDArray[np.int64]
@@ -16,7 +16,7 @@ Long = NDArray[np.int64]
 class Marks:
     """The marks of the rows that run."""
 
-    def __init__(self, rows: Rows, manager: KVManager, *, any_state: bool) -> None:
+    def __init__(self, rows: Rows, manager: Manager, *, any_state: bool) -> None:
         self._any_state = any_state
         self._rows = rows
         self._manager = manager

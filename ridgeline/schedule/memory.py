@@ -1,15 +1,22 @@
 """Pages for the rows of a step: the scheduler's conversation with the KV manager, and who is preempted when
 they lack.
 
+Who is preempted: among those behind the one that lacks pages, of the lowest class there is (whom the policy
+lets outrank nobody of the others), the one that has computed least of those that hold enough. What it costs
+to bring a victim back, by computing or by copying, grows with what it has computed, so the least computed is
+the cheapest, at whatever prices.
+
 No livelock: pages are given strictly by rank, a row that lacks pages takes them from lower ranks only, and
-nobody is admitted while a row lacks any. So the first in rank always advances, and the rank of a request
-never changes.
+nobody is admitted while a row lacks any. Which of the lower ranks gives way does not matter to the argument:
+the first in rank is never a victim and finds every page that others hold, so it always advances, and the rank
+of a request never changes. When it has ended, the next is first: everybody ends.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.kv.manager import KVManager
+from ridgeline.kv.interface import Manager
+from ridgeline.kv.why import LAST
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.marks import Marks
 from ridgeline.schedule.policies.policy import Policy
@@ -26,7 +33,7 @@ class Memory:
     cache=False: rows are written whole from position 0 in each step, so nothing is reused, indexed or cut.
     """
 
-    def __init__(self, *, rows: Rows, book: Book, manager: KVManager, policy: Policy, layout: CacheLayout,
+    def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy, layout: CacheLayout,
                  cache: bool) -> None:
         self._rows = rows
         self._book = book
@@ -48,9 +55,11 @@ class Memory:
             if not self._policy.outranks(first, book.running.last):
                 return
             reused = manager.lookup(first.tokens, first.cache_salt, self._reuse_limit(first))
-            if self._rows.num_free and self._lacking(first, reused) <= manager.num_pending_pages:
+            lacking = self._lacking(first, reused) - manager.num_pending_pages
+            if self._rows.num_free and lacking <= 0:
                 return
-            book.preempt(book.running.last)
+            below = [running for running in book.running if self._policy.outranks(first, running)]
+            book.preempt(self._victim(below, lacking))
 
     def spares(self, num_tokens: int) -> bool:
         """Whether each running row can have pages for so many more tokens at nobody's cost."""
@@ -84,17 +93,35 @@ class Memory:
         manager, number = self._manager, request.number
         start = int(self._rows.scheduled[request.row])
         while not self._reserve(request, start + count):
-            last = self._book.running.last
-            missing = manager.missing_pages(number, start + count)
-            if last is not request and missing > manager.num_pending_pages:
-                counts[last.row] = 0
-                self._book.preempt(last)
+            below = self._book.running.after(request)
+            missing = manager.missing_pages(number, start + count) - manager.num_pending_pages
+            if below and missing > 0:
+                victim = self._victim(below, missing)
+                counts[victim.row] = 0
+                self._book.preempt(victim)
                 continue
             self._starved = True
             count = manager.reservable(number, start + count) - start if self._cache else 0
             if count <= 0:
                 return 0
         return count
+
+    def _victim(self, below: list[Request], num_pages: int) -> Request:
+        """Who of these gives way, in order of rank, for so many pages: see above. When nobody holds enough,
+        who holds most for what it has computed, and the caller asks again."""
+        last = below[-1]
+        peers = [running for running in below if not self._policy.outranks(running, last)]
+        scheduled = self._rows.scheduled
+        peers.sort(key=lambda running: (scheduled[running.row], [-part for part in running.order]))
+        best, most = last, -1.0
+        for running in peers:
+            own = self._manager.own_pages(running.number)
+            if own >= num_pages:
+                return running
+            worth = own / max(1, int(scheduled[running.row]))
+            if worth > most:
+                best, most = running, worth
+        return best
 
     def _reserve(self, request: Request, target: int) -> bool:
         """reserve() up to the end of the block, so that the manager need not be asked again before it."""
@@ -121,7 +148,9 @@ class Memory:
             if number == request.number and self._room() <= room:
                 return 0, 0
         computed = self._fork(request) or manager.open(
-            request.number, request.tokens, request.cache_salt, self._reuse_limit(request))
+            request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
+        if request.first_scheduled_s is None:
+            request.reuse_limit = self._why_not_more(request, computed)
         count = self._first_chunk(request, computed, left, alone)
         if count:
             self._refused = None
@@ -175,6 +204,16 @@ class Memory:
             return 0
         limit = min(len(request.tokens), request.end) - 1
         return min(limit, request.prompt_logprobs_from - 1) if request.owes_prompt_logprobs else limit
+
+    def _why_not_more(self, request: Request, reused: int) -> str:
+        """Why no more than so many of its tokens were found, for its account."""
+        if not self._cache:
+            return "the cache is off"
+        if reused >= min(request.num_prompt, request.end) - 1:
+            return LAST
+        if request.owes_prompt_logprobs and reused == self._reuse_limit(request):
+            return "prompt logprobs asked"
+        return self._manager.why_not_more(request.number, request.tokens)
 
     def _room(self) -> int:
         """Free pages beyond one for each row that runs, its next."""

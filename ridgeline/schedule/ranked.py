@@ -1,6 +1,6 @@
 """Requests in the policy's order: those that wait, and those that run."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from ridgeline.schedule.request import Request
@@ -29,6 +29,10 @@ class Ranked:
     @property
     def last(self) -> Request:
         return self._requests[-1]
+
+    def after(self, request: Request) -> list[Request]:
+        """Those behind a request, which need not be among them."""
+        return self._requests[bisect_right(self._requests, request.order, key=_order):]
 
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=_order)

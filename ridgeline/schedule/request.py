@@ -92,11 +92,12 @@ class Request:
     tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
     token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
-    row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
-    preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
-    prompt position whose log-probability is still owed (num_prompt when none is). wait,
-    wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan, and that
-    plan's start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
+    row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
+    computed before the last preemption. wasted_tokens: computed more than once, or past the end.
+    prompt_logprobs_from: the first prompt position whose log-probability is still owed (num_prompt when none
+    is). wait, wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a
+    plan, and that plan's start on the device. num_chunks, num_drafts, num_accepted: see
+    `base.trace.RequestRecord`.
     """
 
     number: int
@@ -119,6 +120,7 @@ class Request:
     last_step: int = -1
     num_prompt: int = 0
     num_cached: int = 0
+    reuse_limit: str = ""
     prompt_logprobs_from: int = 1
     lost_tokens: int = 0
     wasted_tokens: int = 0
@@ -169,6 +171,7 @@ class Request:
 
     def _account(self) -> dict[str, float | int | str]:
         return {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
+                "num_reused_tokens": self.num_cached, "reuse_limit": self.reuse_limit,
                 "num_chunks": self.num_chunks, "num_drafts": self.num_drafts,
                 "num_accepted": self.num_accepted,
                 **{f"waited_{reason}_s": spent_s for reason, spent_s in self.waits_s.items()}}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.kv.manager import KVManager
+from ridgeline.kv.interface import Manager
 from ridgeline.schedule.assemble import assemble, row_start
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.budget import share_tokens
@@ -53,7 +53,7 @@ class Scheduler:
     many tokens such a step brings is known when it is committed, so nothing is planned ahead of it.
     """
 
-    def __init__(self, capacity: Capacity, manager: KVManager, policy: Policy, *, max_num_batched_tokens: int,
+    def __init__(self, capacity: Capacity, manager: Manager, policy: Policy, *, max_num_batched_tokens: int,
                  max_num_seqs: int, eos_token_ids: Sequence[int] = (), seed: int = 0,
                  cache: bool = True, speculation: Speculation | None = None) -> None:
         assert speculation is None or cache, "without a cache there is nothing to verify drafts from"
@@ -147,7 +147,7 @@ class Scheduler:
             assert self._begun, "nothing is in flight and nobody can advance"
             return None
         step, taken = self._next_step, self._rows.take(counts, draft)
-        news = self._manager.close_step(step, self._rows.row_of)
+        news = self._manager.close_step(step, self._rows.row_of, now)
         plan = assemble(step, self._rows, taken, starts, news)
         self._rows.schedule(taken, step)
         self._begun.append((step, taken))
