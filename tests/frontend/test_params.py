@@ -29,6 +29,7 @@ FULL = SamplingParams(
     stop_token_ids=(4,),
     logprobs=2,
     prompt_logprobs=1,
+    grammar="start: \"a\"",
 )
 NAN, INF = float("nan"), float("inf")
 
