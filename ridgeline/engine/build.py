@@ -39,6 +39,8 @@ from ridgeline.engine.sizes import (
 )
 from ridgeline.engine.snapshots import decide_snapshots
 from ridgeline.engine.startup import Startup
+from ridgeline.frontend.files import load_text
+from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kv.manager import KVManager
@@ -55,6 +57,7 @@ from ridgeline.nn.load import Weights, load_weights
 from ridgeline.nn.progress import told_when_slow
 from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.gpu import GpuExecutor
+from ridgeline.runner.grammar import Grammars
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
@@ -95,6 +98,11 @@ class Engine:
         """SamplingParams with the model's own defaults, where its files state some."""
         stated: Mapping[str, Any] = self.checkpoint.sampling_defaults
         return SamplingParams(**stated)
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """What compiles grammars for the executor; None where it follows none."""
+        return self.executor.grammars if isinstance(self.executor, LocalExecutor) else None
 
     def price(self, profile: MachineProfile) -> Price:
         """The floors of this engine's steps at the rates of a profile."""
@@ -145,7 +153,9 @@ def build_engine(
         model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
         drafter = build_drafter(config, capacity, clock, startup)
-        executor = _executor(model, capacity, numerics, device, clock, threads, drafter)
+        executor = _executor(
+            model, capacity, numerics, device, clock, threads, drafter, _grammars(config, checkpoint, threads)
+        )
     if isinstance(executor, GpuExecutor):
         with startup.phase("kernels"), told_when_slow("compiling the GPU kernels", shown=config.progress):
             executor.prepare()
@@ -166,12 +176,8 @@ def build_engine(
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
-        name=checkpoint.name,
-        checkpoint=checkpoint,
-        spec=checkpoint.spec,
-        numerics=numerics.name, capacity=capacity,
-        account=bill,
-        profile=profile,
+        name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
+        numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
         loop=Loop(scheduler, executor, clock, whole_trace, prices),
         executor=executor,
         device=device,
@@ -196,14 +202,26 @@ def _weights(
 
 def _executor(
     model: Model, capacity: Capacity, numerics: Numerics, device: torch.device, clock: Clock, threads: int,
-    drafter: Drafter | None,
+    drafter: Drafter | None, grammars: Grammars,
 ) -> LocalExecutor | GpuExecutor:
     if model.gpu is None:
         return LocalExecutor(
             model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads,
-            drafter=drafter,
+            drafter=drafter, grammars=grammars,
         )  # fmt: skip
     return GpuExecutor(model, capacity, cache_dtype=numerics.cache, device=device, clock=clock)
+
+
+def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Grammars:
+    """The tokenizer is read when the first request with a grammar comes."""
+
+    def vocabulary() -> Tokenizer:
+        return load_text(checkpoint.path, tokenizer=config.tokenizer).need_tokenizer("grammar")
+
+    spec = checkpoint.spec
+    return Grammars(
+        vocabulary, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids, threads=threads
+    )
 
 
 def _capacity(

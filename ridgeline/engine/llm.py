@@ -8,6 +8,7 @@ from typing import Any, Self
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.compiling import need_grammars
 from ridgeline.engine.offline import Offline
 from ridgeline.engine.outputs import OutputBuilder, RequestOutput
 from ridgeline.engine.requests import EncodedRequest, Messages, Prompt, encode_chats, encode_prompts
@@ -106,7 +107,8 @@ class _Assembled:
         return self._engine.info
 
     def _encoded(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[EncodedRequest]:
-        return encode_prompts(self.text, prompts, self.default_params if params is None else params)
+        requests = encode_prompts(self.text, prompts, self.default_params if params is None else params)
+        return self._compiled(requests)
 
     def _encoded_chats(
         self,
@@ -116,7 +118,7 @@ class _Assembled:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
     ) -> list[EncodedRequest]:
-        return encode_chats(
+        requests = encode_chats(
             self.text,
             messages,
             self.default_params if params is None else params,
@@ -124,6 +126,14 @@ class _Assembled:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
+        return self._compiled(requests)
+
+    def _compiled(self, requests: list[EncodedRequest]) -> list[EncodedRequest]:
+        """The same, once their grammars are known to the executor. RequestError for one that is not
+        followed."""
+        for grammar in {request.params.grammar for request in requests} - {None}:
+            need_grammars(self._engine.grammars).compile(str(grammar))
+        return requests
 
 
 class LLM(_Assembled):

@@ -15,11 +15,15 @@ import zmq
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.engine.compiling import Compiling
 from ridgeline.engine.wire import new_request, news_of
 from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToEngine
+from ridgeline.runner.grammar import Grammars
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.request import NewRequest
 
 IDLE_MS = 500  # how soon an idle engine notices a signal
+COMPILING_MS = 2  # and a grammar that is compiled
 _log = logging.getLogger("ridgeline.engine")
 
 
@@ -34,16 +38,18 @@ class _Live:
 class Service:
     """Answers clients on a ROUTER socket until it is told to stop.
 
-    info: the answer to "info". The socket must be bound, with ROUTER_MANDATORY set.
+    info: the answer to "info". The socket must be bound, with ROUTER_MANDATORY set. grammars: the executor's.
     """
 
-    def __init__(self, loop: Loop, socket: zmq.Socket[bytes], info: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, loop: Loop, socket: zmq.Socket[bytes], info: Mapping[str, Any], clock: Clock,
+                 grammars: Grammars | None = None) -> None:
         self._loop = loop
         self._socket = socket
         self._info = dict(info)
         self._clock = clock
         self._started_s = clock.now()
         self._live: dict[str, _Live] = {}
+        self._compiling = Compiling(grammars)
         self._drains: list[tuple[bytes, str]] = []
         self._draining = False
         self._stopped = False
@@ -61,13 +67,15 @@ class Service:
         Raises what breaks the loop itself: the engine cannot go on after that.
         """
         while not self._stopped:
-            self._receive(0 if self._loop.has_work() else IDLE_MS)
+            self._receive(0 if self._loop.has_work() else COMPILING_MS if self._compiling else IDLE_MS)
+            self._add_compiled()
             if self._loop.has_work():
                 self._step()
-            elif self._drains:
+            elif self._drains and not self._compiling:
                 for client, ask in self._drains:
                     self._send(client, [Answer(id=ask, info={})])
                 self._drains.clear()
+        self._compiling.close()
         for request in list(self._live):
             self._loop.abort(request)
         while self._loop.has_work():
@@ -110,6 +118,7 @@ class Service:
             live = self._live.get(message.id)
             if live is not None and live.client == client:
                 self._loop.abort(message.id, message.choice, message.keep_tokens)
+            self._compiling.drop(client, message.id)
         else:
             self._ask(client, message)
 
@@ -117,18 +126,38 @@ class Service:
         try:
             if self._draining:
                 raise RequestError("the engine is shutting down", code="shutting_down", status=503)
-            if submit.id in self._live:
+            if submit.id in self._live or submit.id in self._compiling:
                 raise RequestError(
                     f"a request with the id {submit.id!r} is running", param="id", code="duplicate"
                 )
-            self._loop.add(new_request(submit, self._clock.now()))
-        except RequestError as error:
-            self._refuse(client, submit.id, error)
-        except Exception as error:  # a fault of ours in one request must not take the others along
-            _log.exception("request %s failed at the door", submit.id)
-            self._refuse(client, submit.id, RequestError(f"{type(error).__name__}: {error}", status=500))
-        else:
-            self._live[submit.id] = _Live(client=client, num_open=submit.sampling.n)
+            request = new_request(submit, self._clock.now())
+            if submit.sampling.grammar is None:
+                self._add(client, request)
+            else:
+                self._compiling.add(client, request)
+        except Exception as error:
+            self._fail(client, submit.id, error)
+
+    def _add(self, client: bytes, request: NewRequest) -> None:
+        self._loop.add(request)
+        self._live[request.id] = _Live(client=client, num_open=request.params.n)
+
+    def _add_compiled(self) -> None:
+        """Those whose grammar is compiled by now."""
+        for compiled in self._compiling.take() if self._compiling else ():
+            try:
+                if compiled.error is not None:
+                    raise compiled.error
+                self._add(compiled.client, compiled.request)
+            except Exception as error:
+                self._fail(compiled.client, compiled.request.id, error)
+
+    def _fail(self, client: bytes, request_id: str, error: Exception) -> None:
+        """A fault of ours in one request must not take the others along."""
+        if not isinstance(error, RequestError):
+            _log.error("request %s failed at the door", request_id, exc_info=error)
+            error = RequestError(f"{type(error).__name__}: {error}", status=500)
+        self._refuse(client, request_id, error)
 
     def _ask(self, client: bytes, ask: Ask) -> None:
         if ask.what == "info":
@@ -189,6 +218,7 @@ class Service:
 
     def _lost(self, client: bytes) -> None:
         """The client is gone: nobody reads its answers any more."""
+        self._compiling.drop(client)
         orphans = [request for request, live in self._live.items() if live.client == client]
         if orphans:
             _log.warning("a client vanished; %d of its requests are aborted", len(orphans))

@@ -53,6 +53,19 @@ def check_sampling(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _refused("min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
     _check_stops(params)
+    _check_grammar(params)
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    """A text that must match a grammar ends where the grammar does."""
+    if params.grammar is None:
+        return
+    if not isinstance(params.grammar, str) or not params.grammar:
+        raise _refused("grammar", "write a grammar as frontend.structure makes it")
+    if params.ignore_eos:
+        raise _refused("ignore_eos", "a grammar says where the text ends; leave out one of them")
+    if params.min_tokens:
+        raise _refused("min_tokens", "a grammar says where the text ends; leave out one of them")
 
 
 def _check_stops(params: SamplingParams) -> None:

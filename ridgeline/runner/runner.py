@@ -32,6 +32,7 @@ from ridgeline.base.clock import Clock
 from ridgeline.blocks.step import Step
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
+from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.inputs import build_step, select
 from ridgeline.runner.logprobs import PromptScores, row_logprobs
 from ridgeline.runner.rows import Rows
@@ -51,7 +52,7 @@ class _Outcome:
     """What is known of a step so far, by place in the plan.
 
     hidden_SH: each row's last position, after one more for each of its drafts. ends [R]: where a row's end.
-    tested: steps with drafts, and the plan's rows that each ran.
+    tested: steps with drafts, and the plan's rows that each ran. masks: of rows that follow a grammar.
     """
 
     hidden_SH: Tensor
@@ -63,6 +64,7 @@ class _Outcome:
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     experts_read: int = 0
     tested: list[tuple[Step, Places]] = field(default_factory=list)
+    masks: Masks | None = None
 
     def land(self) -> None:
         """States go as far as drafts stand: a row has a new token for each that was fed and does."""
@@ -94,9 +96,11 @@ class LocalExecutor:
     max_in_flight = 2
 
     def __init__(self, model: Model, capacity: Capacity, *, cache_dtype: torch.dtype, device: torch.device,
-                 clock: Clock, threads: int | None = None, drafter: Drafter | None = None) -> None:
+                 clock: Clock, threads: int | None = None, drafter: Drafter | None = None,
+                 grammars: Grammars | None = None) -> None:
         """capacity.layout: planned for the model's spec at cache_dtype's bytes. threads: of the worker's
-        math. drafter: fills draft slots; without one a plan must have none."""
+        math. drafter: fills draft slots; without one a plan must have none. grammars: without them no request
+        may have one."""
         self._model = model
         self._capacity = capacity
         self._clock = clock
@@ -106,6 +110,7 @@ class LocalExecutor:
         self._scores = PromptScores(model, self._rows, capacity.vocab_size)
         self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
         self._drafter = drafter
+        self.grammars = grammars
         self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (threads,))
         self._flying: deque[tuple[int, Future[StepResult]]] = deque()
         self._next_ticket = 0
@@ -136,6 +141,8 @@ class LocalExecutor:
     def close(self) -> None:
         """Wait for the steps in flight and end the worker."""
         self._worker.shutdown()
+        if self.grammars is not None:
+            self.grammars.close()
 
     # ---- on the worker
 
@@ -148,11 +155,15 @@ class LocalExecutor:
                 plan, proposals = self._drafter.fill(plan)
             outcome = _Outcome(hidden_SH=torch.empty(0), ends=(plan.draft + 1).cumsum(),
                                proposals=proposals, errors=errors)
+            if self.grammars is not None:
+                outcome.masks = self.grammars.masks(plan)
             everyone = outcome.unbroken(np.arange(plan.num_rows))
             isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
             outcome.experts_read = self._model.take_experts_read()
             isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
+            if self.grammars is not None:
+                _follow(self.grammars, plan, outcome)
             outcome.land()
             drafting = None if self._drafter is None else \
                 self._drafter.settle(plan, outcome.tokens, proposals)
@@ -170,6 +181,8 @@ class LocalExecutor:
                 errors.update(dict.fromkeys(places.tolist(), _text(error)))
             if self._drafter is not None:
                 self._drafter.start(start)
+            if self.grammars is not None:
+                self.grammars.start(start)
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
         return errors
@@ -205,15 +218,18 @@ class LocalExecutor:
         first = np.arange(len(places)) + draft.cumsum() - draft  # of a row's positions in `at`
         positions = (plan.start + plan.count)[places].astype(np.int64)
         logits_SV = self._model.logits(outcome.hidden_SH[torch.from_numpy(at)], len(at))
+        allowed_SV = logits_SV
+        if outcome.masks is not None:
+            allowed_SV = outcome.masks.apply(logits_SV, places.tolist(), first.tolist(), draft.tolist())
         if outcome.proposals:
-            taken, failed = verify(self._sampler, logits_SV, [
+            taken, failed = verify(self._sampler, allowed_SV, [
                 Span(start=self._rows.request(row), at=where, position=position,
                      proposal=outcome.proposals.get(place, _NO_DRAFTS))
                 for place, row, where, position in zip(
                     places.tolist(), rows.tolist(), first.tolist(), (positions - draft).tolist())])
             self._rows.last_token[rows_S] = torch.tensor([tokens[-1] for tokens in taken])
         else:
-            out = self._sampler.sample(logits_SV, rows_S, torch.from_numpy(positions))
+            out = self._sampler.sample(allowed_SV, rows_S, torch.from_numpy(positions))
             self._rows.last_token[rows_S] = out.tokens_S
             taken, failed = [[token] for token in out.tokens_S.tolist()], out.failed_S.tolist()
         asked: list[tuple[int, int, int, int]] = []  # place, flat position, its token, how many besides
@@ -230,6 +246,15 @@ class LocalExecutor:
             found = row_logprobs(logits_SV[flat], torch.tensor(ids, device=logits_SV.device), tops)
             for (place, *_), one in zip(asked, found):
                 outcome.logprobs.setdefault(place, []).append(one)
+
+
+def _follow(grammars: Grammars, plan: StepPlan, outcome: _Outcome) -> None:
+    """The grammars hear of the tokens; a row whose grammar gives up fails."""
+    for place, tokens in list(outcome.tokens.items()):
+        if (error := grammars.accept(int(plan.row[place]), tokens)) is not None:
+            del outcome.tokens[place]
+            outcome.logprobs.pop(place, None)
+            outcome.errors[place] = error
 
 
 def _tails(ends: Places, draft: NDArray[np.int32]) -> Places:

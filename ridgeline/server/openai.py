@@ -27,6 +27,7 @@ from ridgeline.server.parse import parse
 from ridgeline.server.prompts import Prompt, chat_prompt, check_fits, completion_prompts
 from ridgeline.server.served import Served
 from ridgeline.server.stream import DONE, Started, event
+from ridgeline.server.structured import grammar_of
 from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.spec.sampling import SamplingParams
 
@@ -52,7 +53,9 @@ class OpenAI:
             request = parse(body, CompletionRequest)
             self.check_model(request.model)
             served = self.served
-            params = completion_params(request, served.vocab_size, served.defaults)
+            params = completion_params(
+                request, served.vocab_size, served.defaults, await grammar_of(request)
+            )
             self._check_served(request, params)
             prompts = await completion_prompts(served, request.prompt, params.n)
             job = self._job(request, prompts, params, clock)
@@ -65,7 +68,9 @@ class OpenAI:
             request = parse(body, ChatRequest)
             self.check_model(request.model)
             served = self.served
-            params = chat_params(request, served.vocab_size, served.defaults)
+            params = chat_params(
+                request, served.vocab_size, served.defaults, await grammar_of(request)
+            )
             self._check_served(request, params)
             prompt = await chat_prompt(
                 served.text,
@@ -95,6 +100,8 @@ class OpenAI:
         """Refuse what this model or this engine cannot do, whatever the prompt."""
         if params.stop:
             self.served.text.need_tokenizer("stop")
+        if params.grammar is not None:
+            self.served.text.need_tokenizer("response_format")
         if request.priority and not self.served.takes_priority:
             raise unsupported(
                 "priority", "requests are taken as they come here; start with --policy priority"

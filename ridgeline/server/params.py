@@ -20,7 +20,6 @@ _INERT: Mapping[str, tuple[Any, ...]] = {
     "suffix": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -32,7 +31,7 @@ _INERT: Mapping[str, tuple[Any, ...]] = {
 
 
 def completion_params(
-    request: CompletionRequest, vocab_size: int, defaults: Mapping[str, float]
+    request: CompletionRequest, vocab_size: int, defaults: Mapping[str, float], grammar: str | None = None
 ) -> SamplingParams:
     """Raises RequestError. With max_tokens 0 one token is made, which the answer leaves out."""
     _refuse_absent_features(request)
@@ -46,10 +45,12 @@ def completion_params(
     scores = request.logprobs if request.echo else None
     if request.prompt_logprobs is not None:
         scores = max(request.prompt_logprobs, scores or 0)
-    return _common(request, max(1, max_tokens), request.logprobs, scores, vocab_size, defaults)
+    return _common(request, max(1, max_tokens), request.logprobs, scores, vocab_size, defaults, grammar)
 
 
-def chat_params(request: ChatRequest, vocab_size: int, defaults: Mapping[str, float]) -> SamplingParams:
+def chat_params(
+    request: ChatRequest, vocab_size: int, defaults: Mapping[str, float], grammar: str | None = None
+) -> SamplingParams:
     """Raises RequestError. Without a limit the answer may run to the end of the context."""
     _refuse_absent_features(request)
     _refuse_tools(request)
@@ -64,7 +65,7 @@ def chat_params(request: ChatRequest, vocab_size: int, defaults: Mapping[str, fl
         raise _bad("top_logprobs", "needs logprobs to be true")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return _common(
-        request, min(limits, default=None), logprobs, request.prompt_logprobs, vocab_size, defaults
+        request, min(limits, default=None), logprobs, request.prompt_logprobs, vocab_size, defaults, grammar
     )
 
 
@@ -98,6 +99,7 @@ def _common(
     prompt_logprobs: int | None,
     vocab_size: int,
     defaults: Mapping[str, float],
+    grammar: str | None,
 ) -> SamplingParams:
     def chosen(name: str, otherwise: float) -> float:
         value = getattr(request, name)
@@ -123,6 +125,7 @@ def _common(
         skip_special_tokens=request.skip_special_tokens is not False,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
     check_sampling(params)
     return params

@@ -30,13 +30,26 @@ class StreamOptions(Strict, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputs(Strict, kw_only=True):
+    """What the answer must match, one of: a JSON schema (or its text), a regular expression, one of several
+    texts, a Lark grammar, any JSON object.
+    """
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class Generate(Strict, kw_only=True):
     """What completions and chats share. max_tokens beyond the context's end is cut there; see params.py for
     defaults.
 
     priority: lower is sooner. cache_salt: prompts share cached prefixes only under an equal salt. ignore_eos,
     min_tokens, stop_token_ids, include_stop_str_in_output, return_token_ids: as in vLLM. user, metadata:
-    accepted and not used. store, service_tier: only what asks for nothing is accepted.
+    accepted and not used. store, service_tier: only what asks for nothing is accepted. response_format,
+    structured_outputs and the older guided_*: the answer's structure, at most one of them.
     """
 
     model: str | None = None
@@ -67,6 +80,12 @@ class Generate(Strict, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class CompletionRequest(Generate, kw_only=True):
@@ -80,7 +99,6 @@ class CompletionRequest(Generate, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=LIMITS.logprobs)] | None = None
     best_of: int | None = None
     suffix: str | None = None
-    response_format: dict[str, Any] | None = None
 
 
 class FunctionCall(Strict, kw_only=True):
@@ -133,7 +151,6 @@ class ChatRequest(Generate, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=LIMITS.logprobs)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

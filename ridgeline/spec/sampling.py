@@ -16,8 +16,8 @@ class SamplingParams:
     logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of
     the model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt
     positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids
-    the scheduler's. Lists are taken as tuples, one stop string as a tuple of it, None as no stop, top_k -1
-    as 0.
+    the scheduler's. grammar: what the text must match, as frontend/structure.py writes it. Lists are taken as
+    tuples, one stop string as a tuple of it, None as no stop, top_k -1 as 0.
     """
 
     n: int = 1
@@ -40,6 +40,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         stop: Any = self.stop

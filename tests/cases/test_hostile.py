@@ -85,7 +85,7 @@ def test_c14_a_flat_large_body_is_served(server: Server) -> None:
         ({"Temperature": 5}, "Temperature", 400),
         ({"messages": [{"role": "user", "content": "a", "text": "b"}]}, "messages[0].text", 400),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", 400),
-        ({"response_format": {"type": "json_object"}}, "response_format", 400),
+        ({"response_format": {"type": "xml"}}, "response_format", 400),
     ],
 )
 def test_c14_wrong_names_and_types(server: Server, change: dict[str, Any], param: str, status: int) -> None:

@@ -1,6 +1,6 @@
 """Sampling parameters: nothing out of range reaches a sampler, nothing is lost on the way there."""
 
-from dataclasses import fields, replace
+from dataclasses import fields, replace, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ FULL = SamplingParams(
     stop_token_ids=(4,),
     logprobs=2,
     prompt_logprobs=1,
+    grammar='start: "a"',
 )
 NAN, INF = float("nan"), float("inf")
 
@@ -48,7 +49,8 @@ def test_defaults_are_the_same_on_both_sides() -> None:
 
 
 def test_good_parameters_pass() -> None:
-    check_sampling(FULL)
+    check_sampling(replace(FULL, grammar=None))
+    check_sampling(replace(FULL, min_tokens=0, ignore_eos=False))
     check_sampling(SamplingParams(temperature=0, max_tokens=None, top_p=1))
 
 

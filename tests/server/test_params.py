@@ -56,7 +56,7 @@ REFUSED_EITHER: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"model": "nope"}, "model"),
 ]
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,106 @@
+"""Structured output: what an answer must match, as one grammar in llguidance's own text form. Torch-free.
+
+Owns which keywords of JSON Schema (draft 2020-12) are enforced: one that is not is refused, with the place
+where it stands, and never ignored. Knows no tokenizer and no request; runner/grammar.py follows the grammar.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ridgeline.base.errors import RequestError
+
+MAX_BYTES = 1 << 20  # of a grammar as text
+MAX_CHOICES = 4096
+# JSON as models were taught to write it, and no room for endless spaces
+_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANNOTATIONS = frozenset((
+    "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
+    "writeOnly"))  # fmt: skip
+_ONE = frozenset(("additionalProperties", "items"))  # hold a schema
+_LIST = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))  # hold a list of them
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # hold them by name
+_VALUES = frozenset((
+    "type", "enum", "const", "$ref", "required", "minProperties", "maxProperties", "minItems", "maxItems",
+    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "multipleOf"))  # fmt: skip
+_ENFORCED = _ONE | _LIST | _NAMED | _VALUES
+
+
+def json_schema(schema: Any, param: str = "response_format") -> str:
+    """The grammar of JSON texts that a schema (a dict, or its JSON text) allows. RequestError names the
+    keyword that is not enforced and where it stands."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise _refused(param, f"the schema is not JSON: {error}") from None
+    for place, keyword in _unknown(schema, "#"):
+        raise _refused(param, f"the keyword {keyword!r} at {place} is not enforced by this server; leave it "
+                              f"out. Enforced are {', '.join(sorted(_ENFORCED))}")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, Mapping):
+        raise _refused(param, f"the schema is {type(schema).__name__}, not an object")
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_LAYOUT), param)
+
+
+def json_object(param: str = "response_format") -> str:
+    """The grammar of any JSON object."""
+    return json_schema({"type": "object"}, param)
+
+
+def regex(pattern: str, param: str = "structured_outputs.regex") -> str:
+    """The grammar of texts that match a regular expression as a whole (no look-around)."""
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_regex(pattern), param)
+
+
+def choice(texts: Sequence[str], param: str = "structured_outputs.choice") -> str:
+    """The grammar of one of several texts."""
+    if not texts or len(texts) > MAX_CHOICES or not all(isinstance(text, str) and text for text in texts):
+        raise _refused(param, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
+    return grammar("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts), param)
+
+
+def grammar(lark: str, param: str = "structured_outputs.grammar") -> str:
+    """A grammar in llguidance's dialect of Lark; its rule `start` is the whole text."""
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_lark(lark), param)
+
+
+def _checked(text: str, param: str) -> str:
+    if len(text) > MAX_BYTES:
+        raise _refused(param, f"is longer than {MAX_BYTES} bytes")
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
+    if failed or messages:  # a warning is a keyword of which a part would be ignored
+        raise _refused(param, "; ".join(messages)[:500])
+    return text
+
+
+def _unknown(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each that is neither enforced nor an annotation."""
+    if not isinstance(schema, Mapping):
+        return
+    for keyword, value in schema.items():
+        if keyword not in _ENFORCED and keyword not in _ANNOTATIONS:
+            yield place, keyword
+        elif keyword in _ONE:
+            yield from _unknown(value, f"{place}/{keyword}")
+        elif keyword in _LIST and isinstance(value, list):
+            for index, part in enumerate(value):
+                yield from _unknown(part, f"{place}/{keyword}/{index}")
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            for name, part in value.items():
+                yield from _unknown(part, f"{place}/{keyword}/{name}")
+
+
+def _refused(param: str, what: str) -> RequestError:
+    return RequestError(f"{param}: {what}", param=param, code="invalid_grammar")

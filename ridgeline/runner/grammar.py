@@ -1,0 +1,182 @@
+"""Grammars of runner rows: which tokens each may take next, computed beside the forward pass (llguidance).
+
+Owns the matchers and what of them is compiled. A grammar is compiled once, by whoever lets the request in, in
+a thread of its choice (`Grammars.compile`); a row gets a copy. Knows no schema: see frontend/structure.py.
+
+Legend: N positions that are sampled under a grammar, W words of 32 bits, S sampled positions, V vocabulary.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.base.errors import RequestError
+from ridgeline.schedule.plan import SAMPLE_NONE, RowStart, StepPlan
+
+FORBIDDEN = -1e30  # a logit that no other reaches; finite, so that a row of them does not count as broken
+MOST_COMPILED = 256
+
+
+class Vocabulary(Protocol):
+    """What a grammar needs to know of a tokenizer."""
+
+    special_ids: frozenset[int]
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+
+
+class _Words:
+    """A vocabulary as llguidance asks for it: control tokens are marked by a byte that no text has."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = eos_token_ids[0]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.tokens = [(b"\xff" if token in vocabulary.special_ids else b"") + vocabulary.token_bytes(token)
+                       for token in range(vocab_size)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._vocabulary.encode(text, add_special=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """The masks of a step: bits_NW int32, filled once `filled` is done; first: of each place in the plan."""
+
+    bits_NW: NDArray[np.int32]
+    first: Mapping[int, int]
+    filled: Future[None]
+
+    def apply(self, logits_SV: Tensor, places: Sequence[int], first: Sequence[int],
+              drafts: Sequence[int]) -> Tensor:
+        """The logits without what the grammars forbid; the given ones stay as they are.
+
+        places: of the plan, by row; the row's positions are first .. first + drafts of S.
+        """
+        at: list[int] = []
+        of: list[int] = []
+        for place, where, more in zip(places, first, drafts):
+            if place in self.first:
+                at += range(where, where + more + 1)
+                of += range(self.first[place], self.first[place] + more + 1)
+        if not at:
+            return logits_SV
+        self.filled.result()
+        bits = np.unpackbits(self.bits_NW[of].view(np.uint8), axis=1, bitorder="little")
+        allowed_NV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device).bool()
+        masked_SV = logits_SV.clone()
+        masked_SV[at] = torch.where(allowed_NV, logits_SV[at], FORBIDDEN)
+        return masked_SV
+
+
+class Grammars:
+    """The matchers of all runner rows.
+
+    vocabulary: asked once, when the first grammar comes. threads: that fill masks.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int, eos_token_ids: Sequence[int],
+                 threads: int) -> None:
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._rows: dict[int, LLMatcher] = {}
+        self._executor = LLExecutor(threads)
+        self._worker = ThreadPoolExecutor(1, "grammar")
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """The grammar's matcher at its start; kept for the next request. RequestError when it is too complex.
+        Safe in any thread."""
+        with self._lock:
+            if self._tokenizer is None:
+                words: Any = _Words(self._vocabulary(), self._vocab_size, self._eos_token_ids)
+                self._tokenizer = LLTokenizer(words, n_vocab=self._vocab_size,
+                                              eos_token=list(self._eos_token_ids))
+            matcher = self._compiled.get(grammar)
+            if matcher is not None:
+                self._compiled.move_to_end(grammar)
+                return matcher
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise RequestError(f"the grammar cannot be followed: {matcher.get_error()[:500]}",
+                               param="grammar", code="invalid_grammar")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    # ---- rows; on the runner's thread
+
+    def start(self, start: RowStart) -> None:
+        """A request takes a row (again after a preemption, with what is known of its text by then)."""
+        self._rows.pop(start.row, None)
+        if start.params.grammar is not None:
+            matcher = self._rows[start.row] = self.compile(start.params.grammar).deep_copy()
+            matcher.consume_tokens(start.output.tolist())
+
+    def masks(self, plan: StepPlan) -> Masks | None:
+        """Begin to fill the masks of the rows that sample; None when none of them has a grammar."""
+        if not self._rows:
+            return None
+        asked: list[tuple[LLMatcher, int, list[int]]] = []
+        first: dict[int, int] = {}
+        ends, total = plan.count.cumsum(), 0
+        for place in np.flatnonzero(plan.sample != SAMPLE_NONE).tolist():
+            matcher = self._rows.get(int(plan.row[place]))
+            if matcher is None:
+                continue
+            drafts = plan.tokens[ends[place] - plan.draft[place]: ends[place]].tolist()
+            asked.append((matcher, total, drafts))
+            first[place] = total
+            total += 1 + len(drafts)
+        if not asked:
+            return None
+        bits_NW = np.zeros((total, -(-self._vocab_size // 32)), np.int32)
+        return Masks(bits_NW=bits_NW, first=first, filled=self._worker.submit(self._fill, asked, bits_NW))
+
+    def _fill(self, asked: Sequence[tuple[LLMatcher, int, list[int]]], bits_NW: NDArray[np.int32]) -> None:
+        """The masks of each matcher from its place on, one more for each of its drafts."""
+        target = bits_NW.ctypes.data, bits_NW.shape[1] * bits_NW.itemsize, len(bits_NW)
+        if plain := [(matcher, place) for matcher, place, drafts in asked if not drafts]:
+            self._executor.unsafe_compute_mask_ptr(plain, *target)
+        if drafted := [one for one in asked if one[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
+
+    def accept(self, row: int, tokens: Sequence[int]) -> str | None:
+        """The row took these tokens; why its grammar cannot be followed any further, if so.
+
+        A matcher that has stopped allows the end alone, which may come again in a step that was begun before
+        it was known.
+        """
+        matcher = self._rows.get(row)
+        if matcher is None or (matcher.is_stopped() and not matcher.is_error()):
+            return None
+        return None if matcher.consume_tokens(list(tokens)) else _reason(matcher)
+
+    def close(self) -> None:
+        """End the thread that fills masks."""
+        self._worker.shutdown()
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return f"the grammar could not be followed any further: {matcher.get_error()[:300]}"

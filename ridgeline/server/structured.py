@@ -1,0 +1,73 @@
+"""What a body says of the answer's structure, in OpenAI's spelling and in vLLM's, as one grammar."""
+
+import asyncio
+from typing import Any
+
+from ridgeline.base.errors import RequestError
+from ridgeline.frontend import structure
+from ridgeline.server.errors import unsupported
+from ridgeline.server.types import Generate, StructuredOutputs
+
+_FORMATS = ("text", "json_object", "json_schema")
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SCHEMA_FIELDS = frozenset(("name", "description", "schema", "strict"))
+
+
+async def grammar_of(request: Generate) -> str | None:
+    """The grammar that the answer must match, None for free text; made beside the event loop.
+
+    RequestError for one that is not followed whole, and when two fields ask for one each.
+    """
+    asked = {name: value for name, value in _asked(request).items() if value is not None}
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise _bad(next(iter(asked)), f"one of {' and '.join(asked)} can be followed: leave out the others")
+    ((param, value),) = asked.items()
+    return await asyncio.to_thread(_grammar, param, value)
+
+
+def _asked(request: Generate) -> dict[str, Any]:
+    """By the field's name, None where it asks for nothing."""
+    plain = request.response_format is not None and request.response_format.get("type") == "text"
+    parts = request.structured_outputs or StructuredOutputs()
+    return {
+        "response_format": None if plain else request.response_format,
+        **{f"structured_outputs.{name}": getattr(parts, name) for name in parts.__struct_fields__},
+        **{name: getattr(request, name) for name in _GUIDED},
+    }
+
+
+def _grammar(param: str, value: Any) -> str | None:
+    if param == "response_format":
+        return _of_format(value)
+    kind = param.removeprefix("structured_outputs.").removeprefix("guided_")
+    if kind == "json":
+        return structure.json_schema(value, param)
+    if kind == "json_object":
+        return structure.json_object(param) if value else None
+    if kind == "regex":
+        return structure.regex(value, param)
+    return structure.choice(value, param) if kind == "choice" else structure.grammar(value, param)
+
+
+def _of_format(given: dict[str, Any]) -> str:
+    kind = given.get("type")
+    if kind not in _FORMATS:
+        known_types = ", ".join(_FORMATS)
+        raise unsupported("response_format", f"type {kind!r:.80} is not known: use one of {known_types}")
+    known = {"type"} | ({"json_schema"} if kind == "json_schema" else set())
+    if unknown := sorted(given.keys() - known):
+        raise _bad("response_format", f"{unknown[0]!r:.80} does not belong to type {kind!r}")
+    if kind == "json_object":
+        return structure.json_object()
+    wrapped = given.get("json_schema")
+    if not isinstance(wrapped, dict) or "schema" not in wrapped:
+        raise _bad("response_format", 'json_schema must be an object with "name" and "schema"')
+    if unknown := sorted(wrapped.keys() - _SCHEMA_FIELDS):
+        raise _bad("response_format", f"json_schema has no field {unknown[0]!r:.80}")
+    return structure.json_schema(wrapped["schema"])
+
+
+def _bad(param: str, what: str) -> RequestError:
+    return RequestError(f"{param}: {what}", param=param, code="invalid_value")
