@@ -197,6 +197,11 @@ class ContiguousManager:
         return self._runs.total
 
     @property
+    def num_cached_pages(self) -> int:
+        """None: nothing is shared."""
+        return 0
+
+    @property
     def num_pending_pages(self) -> int:
         return sum(size for _, _, size in self._pending)
 

@@ -1,6 +1,6 @@
 """Sampling parameters: nothing out of range reaches a sampler, nothing is lost on the way there."""
 
-from dataclasses import fields, replace, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
