@@ -39,16 +39,16 @@ def linear(shape: LinearShape, rows: int, folder: Path, pdl: int) -> Compiled:
                               num_stages=choice.stages, **options)
 
 
-def attention(rows: int, dim: int, folder: Path, pdl: int) -> Compiled:
+def attention(dim: int, folder: Path, pdl: int) -> Compiled:
     from ridgeline.kernels.decode_attention.triton import decode_kernel
 
-    tile = tile_for(rows, num_heads=32, kv_heads=8, dim=dim, kv_bytes=2)
+    tile = tile_for(group=4, dim=dim, kv_bytes=2)
     constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=64,
                      BT=tile.tokens, NP=4, GN=2, SHARED=False, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl,
                      INTERPRET=False)
     return compile_for_hopper(decode_kernel, folder, constants=constants, descriptors={},
-                              num_warps=tile.warps,
-                              num_stages=tile.stages, launch_pdl=pdl > 0)
+                              num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
+                              launch_pdl=pdl > 0)
 
 
 @pytest.mark.parametrize(("shape", "rows", "pdl"), [(GATE_UP, 1, 2), (GATE_UP, 16, 1), (DOWN, 128, 1), (DOWN,
@@ -65,11 +65,11 @@ def test_linears_keep_their_tiles_in_registers(shape: LinearShape, rows: int, pd
     assert rows == 1 or "wgmma" in made.ptx or "mma.sync" in made.ptx
 
 
-@pytest.mark.parametrize(("rows", "dim", "pdl"), [(1, 128, 2), (256, 128, 0), (32, 80, 1)])
-def test_attention_keeps_its_tiles_in_registers(rows: int, dim: int, pdl: int, tmp_path: Path) -> None:
-    made = attention(rows, dim, tmp_path, pdl)
-    assert made.local_bytes == 0, made
-    assert made.shared_bytes <= SHARED_LIMIT // tile_for(rows, num_heads=32, kv_heads=8, dim=dim,
-                                                         kv_bytes=2).programs
+@pytest.mark.parametrize(("dim", "pdl"), [(128, 2), (80, 1)])
+def test_attention_programs_share_a_processor(dim: int, pdl: int, tmp_path: Path) -> None:
+    """With the registers that are left to each, a few values around the loop wait in local memory."""
+    made, tile = attention(dim, tmp_path, pdl), tile_for(group=4, dim=dim, kv_bytes=2)
+    assert made.registers * 32 * tile.warps * tile.programs <= 65536 and made.local_bytes <= 96, made
+    assert made.shared_bytes <= SHARED_LIMIT // tile.programs
     assert ("griddepcontrol.wait" in made.ptx) == (pdl > 0)
     assert "mma.sync" in made.ptx and "cp.async" in made.ptx

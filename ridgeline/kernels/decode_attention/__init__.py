@@ -22,7 +22,8 @@ MAX_GROUP = 64  # query heads of a KV head: they are the rows of a tensor-core t
 CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
-_SHARED_BYTES = 220 << 10
+_SHARED_BYTES, _REGISTERS = 220 << 10, 65536  # of a processor
+_STAGES = 2
 _MERGED = 8  # pieces at once
 _PLANNED_ROWS = 512  # one kernel plans up to so many
 _LEAST_TOKENS, _FEW = 256, 8  # a program takes so many tokens, or fewer where that cuts no row in more pieces
@@ -44,12 +45,18 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """tokens: of a tile. programs: of a processor."""
+    """tokens: of a tile. programs: of a processor; all of them must run at once, so that each gets its share
+    of the registers and no more."""
 
     tokens: int
     warps: int
     stages: int
     programs: int
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, at most."""
+        return min(_REGISTERS // (32 * self.warps * self.programs) // 8 * 8, 255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +76,16 @@ class Plan:
     shared: Shared | None
 
 
-def tile_for(num_rows: int, *, num_heads: int, kv_heads: int, dim: int, kv_bytes: int) -> Tile:
-    """The tile for `num_rows` rows (measured on an H200 with heads of 128).
-
-    Many rows want small tiles, so that more programs share a processor's memory, where the heads of a group
-    are enough to multiply. Entries of 8 bits take registers to convert, which leave room for four programs.
-    """
-    if num_rows < 16 or num_heads < 4 * kv_heads:
-        tile = Tile(tokens=64, warps=4, stages=2, programs=3)
-    else:
-        tile = Tile(tokens=32, warps=2, stages=2, programs=6 if kv_bytes > 1 else 4)
-    width = _power(dim)
-    if 2 * tile.tokens * width * kv_bytes * tile.stages > _SHARED_BYTES:
-        tile = replace(tile, tokens=tile.tokens // 2)
-    shared = 2 * tile.tokens * width * kv_bytes * tile.stages
-    warps = max(tile.warps, _power(num_heads // kv_heads) * width // 1024)
-    return replace(tile, programs=max(1, min(tile.programs, _SHARED_BYTES // shared)), warps=min(warps, 8))
+def tile_for(*, group: int, dim: int, kv_bytes: int) -> Tile:
+    """The tile for `group` query heads of a KV head, whatever the number of rows (measured on an H200 with
+    heads of 128). Entries of 8 bits take registers to convert, which leave room for two programs."""
+    width, tokens = _power(dim), 64
+    while tokens > 16 and 2 * tokens * width * kv_bytes * _STAGES > _SHARED_BYTES:
+        tokens //= 2
+    warps = max(4, min(8, _power(group) * width // 1024))
+    programs = min(12 // warps, 3 if kv_bytes > 1 else 2,
+                   _SHARED_BYTES // (2 * tokens * width * kv_bytes * _STAGES))
+    return Tile(tokens=tokens, warps=warps, stages=_STAGES, programs=programs)
 
 
 def unfit_heads(num_heads: int, kv_heads: int, dim: int, rotary: int) -> str:
@@ -139,8 +140,7 @@ class DecodeAttention:
         assert num_rows * kv_heads <= len(self.locks), "a lock for each row and KV head"
         assert rows.lens_S.dtype == rows.table_SX.dtype == torch.int32
         if tile is None:
-            tile = tile_for(num_rows, num_heads=num_heads, kv_heads=kv_heads, dim=dim,
-                            kv_bytes=keys_NPGD.element_size())
+            tile = tile_for(group=num_heads // kv_heads, dim=dim, kv_bytes=keys_NPGD.element_size())
         assert shared is None or (window is None and shared.piece % tile.tokens == 0)
         longest = rows.table_SX.shape[1] * tokens
         seen = longest if window is None else min(longest, window + tile.tokens - 1)
@@ -193,7 +193,7 @@ class DecodeAttention:
             max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.tokens, piece,
             *_merged(tile, group, width), q_norm is not None, sinks_M is not None, plan.window is not None,
             shared is not None, pdl, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages,
-            **self._gpu.launch_options())
+            maxnreg=tile.registers, **self._gpu.launch_options())
         return out_SE
 
     def _shared(self, shared: Shared, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan,
@@ -214,9 +214,8 @@ class DecodeAttention:
 
 
 def _merged(tile: Tile, group: int, width: int) -> tuple[int, int]:
-    """(pieces, query heads) that are merged at once, by the registers that there are: where many programs
-    share a processor, one head of few pieces."""
-    room = (32 if tile.warps >= 4 else 8) * 32 * tile.warps // width
+    """(pieces, query heads) that are merged at once, by the registers that there are."""
+    room = 32 * 32 * tile.warps // width
     heads = min(_power(group), max(1, room // _MERGED))
     return max(1, min(room // heads, _MERGED)), heads
 
