@@ -7,10 +7,12 @@ from dataclasses import dataclass
 class WorkloadAsk:
     """What the flags of `simulate` and `bench serve` say alike.
 
-    trace: a file, or the name of a known format and a file ("mooncake:FILE"); takes the place of lengths and
-    arrivals. lengths: "sharegpt", "azure-conv", "azure-code", "lognormal:...", "uniform:...", "fixed:...".
-    arrival: "poisson", "gamma:SHAPE", "trace", "closed:N" (N at a time). rate: requests a second. rate_scale
-    presses a trace's arrivals together. num_requests, duration_s: where it ends, whichever comes first.
+    trace: a file, or the name of a known format and a file ("mooncake:FILE"); its lengths take the place of
+    `lengths`, and its arrivals are kept unless `rate` or closed arrivals are asked for. lengths: "sharegpt",
+    "azure-conv", "azure-code", "arxiv", "lognormal:...", "uniform:...", "fixed:...", "prefix:...". arrival:
+    "poisson", "gamma:SHAPE", "trace", "closed:N" (N at a time). rate: requests a second. rate_scale presses a
+    trace's arrivals together. num_requests, duration_s: where it ends, whichever comes first. length_scale
+    multiplies prompts and outputs. seed: the same requests again, at any rate.
     """
 
     trace: str | None = None

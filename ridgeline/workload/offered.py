@@ -30,7 +30,12 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival. about: one line that says where they come from."""
+    """Requests in order of arrival. about: one line that says where they come from.
+
+    num_at_a_time: closed arrivals, so many in the system at a time: all arrived_s are 0 and the next request
+    arrives when one ends; None: each arrives at its own time.
+    """
 
     requests: Sequence[Offered]
     about: str
+    num_at_a_time: int | None = None

@@ -1,0 +1,64 @@
+"""The trace formats that are known, and how a file finds its reader."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from numpy.random import Generator
+
+from ridgeline.base.errors import ConfigError
+from ridgeline.base.table import Table
+from ridgeline.workload.source import Source
+from ridgeline.workload.traces import columns, mooncake, recorded, servegen, sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """recognises: by a file's first line. read: its files (one, unless `many`)."""
+
+    recognises: Callable[[str], bool]
+    read: Callable[[tuple[Path, ...], Generator], Source]
+    many: bool = False
+
+
+def _single(read: Callable[[Path, Generator], Source]) -> Callable[[tuple[Path, ...], Generator], Source]:
+    return lambda paths, random: read(paths[0], random)
+
+
+READERS = Table("trace format", {
+    "azure": Reader(columns.AZURE.recognises, _single(columns.AZURE.read)),
+    "lengths": Reader(columns.LENGTHS.recognises, _single(columns.LENGTHS.read)),
+    "plain": Reader(columns.PLAIN.recognises, _single(columns.PLAIN.read)),
+    "mooncake": Reader(mooncake.recognises, _single(mooncake.read)),
+    "sessions": Reader(sessions.recognises, _single(sessions.read)),
+    "servegen": Reader(servegen.recognises, servegen.read, many=True),
+    "recorded": Reader(recorded.recognises, _single(recorded.read)),
+})
+
+
+def open_trace(name: str, random: Generator) -> Source:
+    """"FILE" or "format:FILE". ConfigError for what cannot be read, or is of no known format."""
+    kind, colon, rest = name.partition(":")
+    if colon and not Path(name).exists():
+        reader, files = READERS[kind], rest
+    else:
+        reader, files = _by_head(name), name
+    paths = tuple(Path(word) for word in files.split(",")) if reader.many else (Path(files),)
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"there is no trace file {path}")
+    return reader.read(paths, random)
+
+
+def _by_head(name: str) -> Reader:
+    path = Path(name.split(",")[0] if not Path(name).exists() else name)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            head = file.readline()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the trace {path}: {error}") from None
+    for kind in READERS:
+        if READERS[kind].recognises(head):
+            return READERS[kind]
+    raise ConfigError(f"{path} is of no known trace format by its first line, {head.strip()[:80]!r}: known "
+                      f"are {', '.join(sorted(READERS))}")
