@@ -82,7 +82,7 @@ class Client:
         stream, sent_s = Stream(), perf_counter()
         failure: Failure | None = None
         try:
-            await self._stream(text, offered.num_output, stream)
+            await self._stream(text, offered.num_output, stream, offered.priority)
         except Failure as error:
             failure = error
         usage = stream.usage
@@ -94,7 +94,7 @@ class Client:
             num_cached=usage.num_cached if usage else 0, failure=failure.kind if failure else None,
             detail=failure.detail if failure else "")
 
-    async def _stream(self, text: str, max_tokens: int, stream: Stream) -> None:
+    async def _stream(self, text: str, max_tokens: int, stream: Stream, priority: int = 0) -> None:
         said: dict[str, Any] = {"prompt": text}
         if self._ask.endpoint == "chat":
             said = {"messages": [{"role": "user", "content": text}]}
@@ -102,6 +102,8 @@ class Client:
                 "stream_options": {"include_usage": True}}
         if self._ask.ignore_eos:
             body["ignore_eos"] = True
+        if priority:
+            body["priority"] = priority
         request = request_bytes(self._address, "POST", _PATHS[self._ask.endpoint], msgspec.json.encode(body),
                                 self._headers)
         await exchange(self._address, request, stream.feed, self._ask.timeout_s)

@@ -103,6 +103,7 @@ def _seen(ask: ServeAsk, observed: Sequence[Observed], whole: Sequence[Observed]
         "asked_input_tokens": sum(one.offered.num_prompt for one in whole),
         "asked_output_tokens": sum(one.offered.num_output for one in whole),
         "cached_input_tokens": sum(one.num_cached for one in whole),
+        "num_tiles": sum(one.offered.num_tiles for one in observed),
         "num_chunks": sum(len(one.times_s) for one in whole),
         "without_usage": sum(not one.counted for one in whole),
         "usage_below_chunks": sum(one.num_output < len(one.times_s) for one in whole),

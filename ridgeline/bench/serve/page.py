@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import log10
 from typing import Any
 
 from ridgeline.bench.serve.text import report
 
-_WIDTH, _HEIGHT, _LEFT, _ROOM = 620, 240, 60, 40  # of a plot, and around it
+_WIDTH, _HEIGHT, _LEFT, _ROOM = 560, 240, 60, 40  # of a plot, and around it
 _MOST_POINTS = 1500
 _COLOURS = ("#2563eb", "#d97706")
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1400px;margin:2em auto;padding:0 1em}
@@ -24,8 +24,9 @@ def page(found: Mapping[str, Any]) -> str:
     gaps = [gap for _, _, gaps, error in rows for gap in gaps if not error]
     changes = sorted([(start, 1) for start, _, _ in answered]
                      + [(start + ttft + rest, -1) for start, ttft, rest in answered])
-    counts = accumulate(step for _, step in changes)
-    under_way = list(zip([time_s for time_s, _ in changes], counts, strict=True))
+    counts = [0, *accumulate(step for _, step in changes)]
+    under_way = [(time_s, float(count)) for (time_s, _), beside in zip(changes, pairwise(counts), strict=True)
+                 for count in beside]
     title = f"Load test of {escape(str(found['model_id']))}"
     figures = (
         _figure("TTFT by the time a request was to be sent (failed ones at 0)", "s", "s",
@@ -50,6 +51,7 @@ def _shares(values: Sequence[float]) -> Points:
 def _figure(title: str, x_unit: str, y_unit: str, series: Mapping[str, Points], *, dots: bool = False,
             log: bool = False) -> str:
     """Lines or dots of each series; log: the horizontal axis."""
+    series = {name: one for name, one in series.items() if one}
     points = [point for one in series.values() for point in one]
     if not points:
         return ""

@@ -28,17 +28,16 @@ _STRIDE = 100_003  # odd: every place is taken once before one comes again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """tokens = overhead + per_word * words, as the server counts. known: it told its usage."""
+    """tokens = overhead + per_word * words, as the server counts."""
 
     per_word: float = 1.0
     overhead: float = 0.0
-    known: bool = False
 
     @classmethod
     def of(cls, few: tuple[int, int], many: tuple[int, int]) -> "Fit":
         """From two prompts' (words, tokens)."""
         per_word = (many[1] - few[1]) / (many[0] - few[0])
-        return cls(per_word=per_word, overhead=few[1] - per_word * few[0], known=True)
+        return cls(per_word=per_word, overhead=few[1] - per_word * few[0])
 
 
 class Prompts:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from statistics import fmean, median, pstdev
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +20,6 @@ from ridgeline.workload.offered import Workload
 
 _PROGRESS_S = 1.0
 _WARM_UP_PLACE = 1 << 17  # of their prompts, far from the workload's
-_ALIKE = 0.1  # deviation over mean of lengths that count as equal
 
 
 def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
@@ -50,14 +49,8 @@ async def measure(ask: ServeAsk, workload: Workload) -> dict[str, Any]:
         if watching is not None:
             watching.cancel()
             progress.close()
-    return result(ask, client.model or "", workload.about, observed, uniform=_uniform(ask, workload))
-
-
-def _uniform(ask: ServeAsk, workload: Workload) -> bool:
-    """Whether requests are about equally long, by name or in fact."""
-    lengths = [[getattr(r, name) for r in workload.requests] for name in ("num_prompt", "num_output")]
-    return (uniform_lengths(ask.workload.lengths or "")
-            or all(pstdev(values) < _ALIKE * fmean(values) for values in lengths))
+    return result(ask, client.model or "", workload.about, observed,
+                  uniform=uniform_lengths(ask.workload.lengths or ""))
 
 
 class _Progress:

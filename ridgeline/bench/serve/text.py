@@ -57,6 +57,8 @@ def notes(found: Mapping[str, Any]) -> Iterator[str]:
         asked, got = ours[f"asked_{kind}_tokens"], found[f"total_{kind}_tokens"]
         if abs(got - asked) > _FAR * asked:
             yield f"{kind}s have {got / asked:.0%} of the tokens asked for"
+    if ours["num_tiles"]:
+        yield f"{ours['num_tiles']} image tiles were sent as text of as many tokens"
     for key, words in (("without_usage", "without usage: a token was counted for each chunk"),
                        ("usage_below_chunks", "with fewer tokens by usage than chunks with text"),
                        ("usage_above_asked", "with more tokens by usage than asked for")):
