@@ -1,24 +1,38 @@
-"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps`."""
+"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps | serve`."""
 
 import argparse
 from dataclasses import fields, replace
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
+from ridgeline.commands import bench_serve
 from ridgeline.commands.flags import add_engine_flags, count, engine_config
 
 _ROOM = 2048  # tokens of a row beyond the longest context: rows that wait for others go on
 _WORKLOAD = ("prompt-tokens", "output-tokens", "concurrency", "num-requests")
-HELP = "measure the engine in this process beside the floor of what it did"
+HELP = "measure the engine in this process beside the floor of what it did, or a server under load"
+_HERE = {
+    "latency": "one request at a time",
+    "throughput": "many requests at a time",
+    "probe": "the machine itself",
+    "speculate": "requests with drafts beside requests without",
+    "kernels": "a published shape's GPU kernels",
+    "startup": "the way to the first token",
+    "steps": "decode steps beside a calibrated profile",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps"),
-        help="one request at a time, many at a time, the machine itself, drafts beside none, a published "
-        "shape's GPU kernels, the way to the first token, or decode steps beside a calibrated profile",
+    benchmarks = parser.add_subparsers(dest="what", metavar="BENCHMARK", required=True)
+    for name, words in _HERE.items():
+        _add_flags(benchmarks.add_parser(name, help=words, description=words, allow_abbrev=False))
+    words = bench_serve.HELP
+    bench_serve.add_arguments(
+        benchmarks.add_parser("serve", help=words, description=words, allow_abbrev=False)
     )
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
     group.add_argument("--output-tokens", type=count, metavar="TOKENS", help="of a request (128)")
@@ -44,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "serve":
+        return bench_serve.run(args)
     if args.what == "steps":
         return _run_steps(args)
     if args.batch or args.context:

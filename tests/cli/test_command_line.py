@@ -41,9 +41,16 @@ FLAGS = {
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
     },
-    "bench": ENGINE | {
+    "bench": set(),
+    **{f"bench {what}": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune", "--batch", "--context",
+    } for what in ("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps")},
+    "bench serve": {
+        "--url", "--model", "--api-key", "--endpoint", "--no-ignore-eos", "--timeout", "--dataset", "--rate",
+        "--arrival", "--rate-scale", "--length-scale", "--num-prompts", "--duration", "--max-concurrency",
+        "--warmup", "--seed", "--goodput", "--percentiles", "--save", "--html", "--json", "--no-progress",
+        "--compare",
     },
     "labs": {"--host", "--port"},
     "calibrate": {"--profile", "--device", "--threads"},
@@ -52,9 +59,15 @@ FLAGS = {
 }  # fmt: skip
 
 
-def _commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(action.choices)
+def _commands(parser: argparse.ArgumentParser | None = None,
+              before: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Every parser by its words: "serve", "bench serve"."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in (parser or build_parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                found |= {before + name: sub, **_commands(sub, f"{before}{name} ")}
+    return found
 
 
 def test_the_list_of_flags_is_frozen() -> None:

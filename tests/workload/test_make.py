@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
+from docs.lengths import measure
 from ridgeline.base.errors import ConfigError
 from ridgeline.workload.arrivals import arrival_times
 from ridgeline.workload.ask import WorkloadAsk
 from ridgeline.workload.lengths import draw_lengths
 from ridgeline.workload.make import make_workload
-from ridgeline.workload.measured import MEASURED, load_measured, measure
+from ridgeline.workload.measured import MEASURED, load_measured
 
 # Means of the public traces: tokens of prompts and of outputs, counted on all rows
 MEANS = {"arxiv": (2588.1, 291.4), "azure-code": (2047.8, 27.9), "azure-conv": (1154.7, 211.1),

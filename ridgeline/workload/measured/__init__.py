@@ -7,7 +7,6 @@ prompts bring the outputs that they had. `docs/lengths.py` writes these files.
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -36,16 +35,6 @@ class Measured:
         for i in range(parts):
             outputs[part == i] = np.interp(percent[part == i, 1], self.output_points, self.outputs[i])
         return np.stack([prompts, outputs], axis=1)
-
-
-def measure(lengths: NDArray[Any], prompt_points: NDArray[np.float64],
-            output_points: NDArray[np.float64], num_parts: int = 10) -> Measured:
-    """The quantiles of (rows, 2) prompts and outputs."""
-    ordered = lengths[np.argsort(lengths[:, 0], kind="stable")]
-    parts = np.array_split(ordered[:, 1], num_parts)
-    return Measured(num_rows=len(lengths), prompt_points=prompt_points, output_points=output_points,
-                    prompts=np.asarray(np.quantile(lengths[:, 0], prompt_points / 100), dtype=np.float64),
-                    outputs=np.stack([np.quantile(part, output_points / 100) for part in parts]))
 
 
 def load_measured(name: str) -> Measured:

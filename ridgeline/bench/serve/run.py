@@ -1,0 +1,84 @@
+"""`ridgeline bench serve`: connect, warm up, send the workload, and tell what came of it."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ridgeline.bench.serve.ask import ServeAsk
+from ridgeline.bench.serve.client import Client, Observed
+from ridgeline.bench.serve.drive import drive
+from ridgeline.bench.serve.numbers import result
+from ridgeline.bench.serve.page import page
+from ridgeline.bench.serve.text import report
+from ridgeline.workload.lengths import uniform_lengths
+from ridgeline.workload.make import make_workload
+from ridgeline.workload.offered import Workload
+
+_PROGRESS_S = 1.0
+_WARM_UP_PLACE = 1 << 17  # of their prompts, far from the workload's
+
+
+def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
+    """The exit code: 1 when no request was answered. ConfigError for a server that cannot be asked."""
+    workload = make_workload(ask.workload)
+    found = asyncio.run(measure(ask, workload))
+    if ask.save is not None:
+        ask.save.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    if ask.html is not None:
+        ask.html.write_text(page(found), encoding="utf-8")
+    write(json.dumps(found, allow_nan=False) if ask.json else report(found))
+    return 0 if found["completed"] else 1
+
+
+async def measure(ask: ServeAsk, workload: Workload) -> dict[str, Any]:
+    """The result as `numbers.result` has it. ConfigError for a server that cannot be asked."""
+    client = Client(ask)
+    await client.connect()
+    for number, offered in enumerate(workload.requests[:ask.num_warmups]):
+        await client.send(_WARM_UP_PLACE + number, offered, perf_counter())
+    progress = _Progress(len(workload.requests))
+    watching = asyncio.ensure_future(progress.run()) if ask.progress else None
+    try:
+        observed = await drive(workload, client.send, max_concurrency=ask.max_concurrency,
+                               duration_s=ask.workload.duration_s, done=progress.add)
+    finally:
+        if watching is not None:
+            watching.cancel()
+            progress.close()
+    return result(ask, client.model or "", workload.about, observed,
+                  uniform=uniform_lengths(ask.workload.lengths or ""))
+
+
+class _Progress:
+    """A line on stderr while a test runs: rewritten on a terminal, else now and then a new one."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._ended: list[Observed] = []
+        self._started_s = perf_counter()
+        self._terminal = sys.stderr.isatty()
+
+    def add(self, one: Observed) -> None:
+        self._ended.append(one)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_S if self._terminal else 10 * _PROGRESS_S)
+            self.show()
+
+    def show(self) -> None:
+        answered = [one for one in self._ended if one.failure is None]
+        recent_ms = [one.ttft_s * 1e3 for one in answered[-100:]]
+        ttft = f", TTFT {median(recent_ms):.0f} ms of late" if recent_ms else ""
+        text = (f"{perf_counter() - self._started_s:.0f} s: {len(answered)} of {self._num_requests} "
+                f"answered, {len(self._ended) - len(answered)} failed{ttft}")
+        sys.stderr.write(f"\r{text:78}" if self._terminal else f"{text}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._terminal:
+            sys.stderr.write("\n")
