@@ -45,7 +45,8 @@ class NewRequest:
     """What the loop is given. id is the caller's; n > 1 is asked as one NewRequest and forks inside.
 
     priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
-    the clock's seconds when the door took it.
+    the clock's seconds when the door took it. imported: tokens from the prompt's start whose cache
+    comes with the request, computed elsewhere; below the prompt's length.
     """
 
     id: str
@@ -55,6 +56,7 @@ class NewRequest:
     cache_salt: str = ""
     arrived_s: float = 0.0
     tenant: str = ""
+    imported: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -90,7 +92,8 @@ class Request:
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start. lost_tokens: tokens computed before the last
     preemption. wasted_tokens: computed more than once, or past the end. prompt_logprobs_from: the first
-    prompt position whose log-probability is still owed (num_prompt when none is).
+    prompt position whose log-probability is still owed (num_prompt when none is). imported: tokens whose
+    cache came with it and is not in the arena yet; 0 once it has started.
     """
 
     number: int
@@ -113,6 +116,7 @@ class Request:
     num_prompt: int = 0
     num_cached: int = 0
     prompt_logprobs_from: int = 1
+    imported: int = 0
     lost_tokens: int = 0
     wasted_tokens: int = 0
     num_preemptions: int = 0
