@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import count, positive, seconds, size
-from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_seconds
+from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds
 from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
 
 if TYPE_CHECKING:
-    from ridgeline.sim.node import Machine, Serving
+    from ridgeline.sim.cluster import Topology
+    from ridgeline.sim.node import Serving
     from ridgeline.sim.outcome import Outcome
     from ridgeline.workload.offered import Workload
 
@@ -27,6 +28,13 @@ _NUM_REQUESTS = 1000  # drawn, unless told
 def _time(text: str) -> float:
     try:
         return parse_seconds(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _link(text: str) -> float:
+    try:
+        return parse_link(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -57,11 +65,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="a calibrated machine: its factors, and the machine itself without --gpu")
     where.add_argument("--floor", action="store_true",
                        help="steps take their floor, which no engine can beat, instead of the estimate")
+    _add_cluster(parser.add_argument_group("several engines"))
     _add_serving(parser.add_argument_group("serving"))
     _add_workload(parser.add_argument_group("workload"))
     parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _add_cluster(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--replicas", type=count, default=1, metavar="N", help="equal engines (1)")
+    group.add_argument("--prefill", metavar="N[@GPU][,tp=N]",
+                       help="engines for prompts alone, such as 2 or 2@h100,tp=1; with --decode")
+    group.add_argument("--decode", metavar="N[@GPU][,tp=N]", help="engines that go on with their caches")
+    group.add_argument("--router", metavar="NAME[:SETTING]", default="least-work",
+                       help="which engine takes a request: round-robin, least-work, prefix or prefix:BOUND")
+    group.add_argument("--link", type=_link, metavar="RATE", dest="link_bytes_per_s",
+                       help="of a device to another host, such as 50GB/s (its network, else its PCIe)")
 
 
 def _add_serving(group: argparse._ActionsContainer) -> None:
@@ -98,8 +118,9 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
     group.add_argument("--seed", type=int, default=0, help="of drawn lengths and arrivals (0)")
 
 
-def _machine(args: argparse.Namespace, model: str) -> "Machine":
+def _topology(args: argparse.Namespace, model: str) -> "Topology":
     from ridgeline.ledger.profile import load_profile
+    from ridgeline.planner.fleet import parse_pool, topology_of
     from ridgeline.planner.setup import Workshop
     from ridgeline.planner.site import machine_of
 
@@ -112,10 +133,15 @@ def _machine(args: argparse.Namespace, model: str) -> "Machine":
     shop = Workshop(device=profile.hardware() if profile is not None and not args.gpu else None)
     ask = Ask(model=model, gpu=args.gpu or args.profile, prompt=args.max_num_batched_tokens, output=1,
               tp=args.tp, pp=args.pp, ep=args.ep, weights=args.weights, kv=args.kv_cache_dtype,
-              memory_bytes=args.memory_bytes, price_usd_per_hour=args.price_usd_per_hour)
-    return machine_of(shop.setup(ask), num_rows=args.max_num_seqs, estimate=not args.floor,
-                      max_step_tokens=args.max_num_batched_tokens,
-                      calibration=None if profile is None or args.floor else profile.calibration)
+              memory_bytes=args.memory_bytes, price_usd_per_hour=args.price_usd_per_hour,
+              disaggregate=args.prefill is not None, link_bytes_per_s=args.link_bytes_per_s)
+    calibration = None if profile is None or args.floor else profile.calibration
+    return topology_of(
+        ask, lambda one: machine_of(shop.setup(one), num_rows=args.max_num_seqs, estimate=not args.floor,
+                                    max_step_tokens=args.max_num_batched_tokens, calibration=calibration),
+        replicas=args.replicas, router=args.router,
+        prefill=None if args.prefill is None else parse_pool(args.prefill),
+        decode=None if args.decode is None else parse_pool(args.decode))
 
 
 def _servings(args: argparse.Namespace) -> "list[Serving]":
@@ -155,12 +181,12 @@ class _Progress:
             print(file=sys.stderr)
 
 
-def _run(machine: "Machine", serving: "Serving", workload: "Workload") -> "Outcome":
-    from ridgeline.sim.run import simulate
+def _run(topology: "Topology", serving: "Serving", workload: "Workload") -> "Outcome":
+    from ridgeline.sim.cluster import simulate_cluster
 
     progress = _Progress(serving.policy, len(workload.requests))
     try:
-        return simulate(machine, serving, workload, progress)
+        return simulate_cluster(topology, serving, workload, progress)
     finally:
         progress.close()
 
@@ -170,16 +196,16 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     from ridgeline.sim.run import check_targets
     from ridgeline.workload.make import make_workload
 
-    machine, servings = _machine(args, model), _servings(args)
+    topology, servings = _topology(args, model), _servings(args)
     workload = make_workload(_workload_ask(args))
-    check_targets(machine, servings[0].targets, workload)
-    outcomes = [_run(machine, serving, workload) for serving in servings]
-    about = {"machine": machine.name, "workload": workload.about, "num_requests": len(workload.requests)}
+    check_targets(topology.engines[0], servings[0].targets, workload)
+    outcomes = [_run(topology, serving, workload) for serving in servings]
+    about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
     if args.json:
         found = {one.policy: one.as_json() for one in outcomes}
         _print_json({**about, **(outcomes[0].as_json() if not args.compare else {"policies": found})})
         return
-    print(f"{machine.name}; {workload.about}; {targets_text(servings[0].targets)}")
+    print(f"{topology.name}; {workload.about}; {targets_text(servings[0].targets)}")
     print(outcomes_text(outcomes))
 
 
@@ -191,18 +217,19 @@ def _capacity(args: argparse.Namespace, model: str) -> None:
 
     if args.ttft_s is None and args.tpot_s is None:
         raise ConfigError("capacity needs targets: give --ttft, --tpot, or both")
-    machine, servings, ask = _machine(args, model), _servings(args), _workload_ask(args)
+    topology, servings, ask = _topology(args, model), _servings(args), _workload_ask(args)
     at_rate = _rates(ask, make_workload)
-    check_targets(machine, servings[0].targets, at_rate(1.0))
-    found = [find_capacity(lambda rate, serving=serving: _run(machine, serving, at_rate(rate)),  # type: ignore[misc]
+    check_targets(topology.engines[0], servings[0].targets, at_rate(1.0))
+    found = [find_capacity(lambda rate, serving=serving: _run(topology, serving, at_rate(rate)),  # type: ignore[misc]
                            args.attainment) for serving in servings]
     if args.json:
         each = {one.outcome.policy: {"rate": one.rate, "attainment": one.attainment,
                                      "tried": one.tried, "at_rate": one.outcome.as_json()} for one in found}
-        _print_json({"machine": machine.name, **(next(iter(each.values())) if not args.compare
+        _print_json({"machine": topology.name, **(next(iter(each.values())) if not args.compare
                                                  else {"policies": each})})
         return
-    print(f"{machine.name}; {targets_text(servings[0].targets)} for {args.attainment:.0%} of what is offered")
+    print(f"{topology.name}; {targets_text(servings[0].targets)} for {args.attainment:.0%} of what is "
+          "offered")
     print(capacity_text(found))
 
 

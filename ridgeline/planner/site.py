@@ -2,10 +2,13 @@
 to its cache. Knows no workload."""
 
 from dataclasses import replace
+from math import inf
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.efficiency import Calibration
+from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.steps import Steps
+from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup
 from ridgeline.schedule.executor import Capacity
 from ridgeline.sim.node import Machine
@@ -36,4 +39,13 @@ def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, estimate: b
                           max_step_tokens=max_step_tokens, vocab_size=setup.spec.vocab_size),
         seconds=Steps(setup.deployment, estimate=estimate, calibration=calibration),
         floor=Steps(setup.deployment, estimate=False),
-        num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given)
+        num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given,
+        cache_bytes=lambda num_tokens: needed_cache_bytes(setup.spec, num_tokens, KV_BYTES[setup.ask.kv]),
+        link_bytes_per_s=_link(setup) * setup.layout.replica_devices)
+
+
+def _link(setup: Setup) -> float:
+    """Bytes/s at which a device hands caches to another host: as asked, else its network; where none is
+    known, the slot that a network card would be in, which is the most it could do."""
+    links = setup.device.links
+    return setup.ask.link_bytes_per_s or links.get("network") or links.get("host") or inf

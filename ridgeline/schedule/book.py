@@ -99,7 +99,7 @@ class Book:
         again = max(0, request.lost_tokens - computed)
         request.wasted_tokens += again
         self.counters.num_recomputed_tokens += again
-        request.lost_tokens = 0
+        request.lost_tokens = request.imported = 0
         request.status = Status.RUNNING
         self.running.add(request)
         self.rows.join(request, computed)

@@ -84,7 +84,7 @@ class Door:
                 number=first_number + choice, id=new.id, choice=choice, params=params,
                 seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt, tokens=prompt.tolist(),
                 stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
-                tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt),
+                tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt), imported=new.imported,
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
                 prompt_logprobs_from=1 if choice == 0 and params.prompt_logprobs is not None else len(prompt))

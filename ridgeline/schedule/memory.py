@@ -151,7 +151,10 @@ class Memory:
             request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
         if request.first_scheduled_s is None:
             request.reuse_limit = self._why_not_more(request, computed)
-        count = self._first_chunk(request, computed, left, alone)
+        count = 0
+        if self._import(request, computed, alone):
+            computed = max(computed, request.imported)
+            count = self._first_chunk(request, computed, left, alone)
         if count:
             self._refused = None
             return computed, count
@@ -181,6 +184,17 @@ class Memory:
         if alone and self._cache:
             count = self._manager.reservable(request.number, computed + count) - computed
         return count if count > 0 and self._reserve(request, computed + count) else 0
+
+    def _import(self, request: Request, computed: int, alone: bool) -> bool:
+        """Pages for the cache that comes with a request, beyond what is cached here; False when there are not
+        enough, and it should wait."""
+        if request.imported <= computed:
+            return True
+        fits = alone or self._lacking(request, computed) <= 0
+        if not fits or not self._reserve(request, request.imported):
+            return False
+        self._manager.commit(request.number, request.imported, request.tokens)
+        return True
 
     def _fork(self, request: Request) -> int:
         """Share the prompt of a sibling that has computed it; tokens shared, 0 (and nothing opened) without

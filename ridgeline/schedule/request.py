@@ -47,7 +47,8 @@ class NewRequest:
 
     priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
     the clock's seconds when the server took it; tokenised_s: when its tokens were on their way to the engine
-    (None: at once).
+    (None: at once). imported: tokens from the prompt's start whose cache comes with the request, computed
+    elsewhere; below the prompt's length.
     """
 
     id: str
@@ -58,6 +59,7 @@ class NewRequest:
     arrived_s: float = 0.0
     tokenised_s: float | None = None
     tenant: str = ""
+    imported: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -95,9 +97,9 @@ class Request:
     row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
     computed before the last preemption. wasted_tokens: computed more than once, or past the end.
     prompt_logprobs_from: the first prompt position whose log-probability is still owed (num_prompt when none
-    is). wait, wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a
-    plan, and that plan's start on the device. num_chunks, num_drafts, num_accepted: see
-    `base.trace.RequestRecord`.
+    is). imported: tokens whose cache came with it and is not in the arena yet; 0 once it has started. wait,
+    wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan, and that
+    plan's start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
     """
 
     number: int
@@ -122,6 +124,7 @@ class Request:
     num_cached: int = 0
     reuse_limit: str = ""
     prompt_logprobs_from: int = 1
+    imported: int = 0
     lost_tokens: int = 0
     wasted_tokens: int = 0
     num_preemptions: int = 0

@@ -5,7 +5,9 @@ and hands it requests. As in the live engine, what arrives while a step runs is 
 round.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.trace import Trace
@@ -25,6 +27,8 @@ from ridgeline.sim.executor import LedgerExecutor
 class Machine:
     """What an engine runs on. seconds: of its steps; floor: the least that they could take. max_in_flight:
     steps begun at once, as live. num_devices and their price: for what is said per device and per dollar.
+    cache_bytes: of a sequence of so many tokens; link_bytes_per_s: at which all devices together hand caches
+    on, in one direction.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Machine:
     max_in_flight: int = 2
     num_devices: int = 1
     price_usd_per_hour: float | None = None
+    cache_bytes: Callable[[int], float] = lambda num_tokens: 0.0
+    link_bytes_per_s: float = inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,7 @@ class Node:
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
         scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
                               max_num_seqs=capacity.num_rows)
+        self.max_request_tokens = scheduler.max_request_tokens
         self.loop = Loop(scheduler, executor, self.clock, trace)
         self._waits = False  # for a step: the loop comes round when it ends
 

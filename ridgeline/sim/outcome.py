@@ -128,9 +128,20 @@ class Outcome:
         """Share of what was offered that met its targets."""
         return self.num_good / self.num_offered
 
+    @property
+    def goodput_per_device(self) -> float:
+        return self.goodput / self.num_devices
+
+    @property
+    def good_per_usd(self) -> float | None:
+        """Requests within their targets that a dollar buys."""
+        each = self.cost["usd_per_thousand_good"]
+        return 1e3 / each if each else None
+
     def as_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "latencies"}
         return {**fields, **{name: dict(spread) for name, spread in self.latencies.items()},
+                "goodput_per_device": self.goodput_per_device, "good_per_usd": self.good_per_usd,
                 "attainment": self.attainment, "kv_occupancy": dict(self.kv_occupancy),
                 "cost": dict(self.cost)}
 

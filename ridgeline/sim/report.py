@@ -6,8 +6,9 @@ from ridgeline.schedule.targets import Targets
 from ridgeline.sim.capacity import Capacity
 from ridgeline.sim.outcome import Outcome
 
-_COLUMNS = ("policy", "goodput/s", "of offered", "out tok/s", "slots used", "KV used", "TTFT p50", "p99",
-            "TPOT p50", "p99", "ITL p99", "E2E p50", "preempted", "wasted", "unwanted", "$/M tok")
+_COLUMNS = ("policy", "goodput/s", "a device", "good/$", "of offered", "out tok/s", "slots used", "KV used",
+            "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "E2E p50", "preempted", "wasted", "unwanted",
+            "$/M tok")
 
 
 def targets_text(targets: Targets) -> str:
@@ -27,7 +28,9 @@ def _row(one: Outcome) -> tuple[str, ...]:
         return "-" if value is None else f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.1f} ms"
 
     cost, e2e = one.cost["usd_per_million_output_tokens"], one.latencies["e2e"].get("p50")
-    return (one.policy, f"{one.goodput:.3g}", f"{one.attainment:.1%}", f"{one.output_tok_s:.0f}",
+    per_usd = one.good_per_usd
+    return (one.policy, f"{one.goodput:.3g}", f"{one.goodput_per_device:.3g}",
+            "-" if per_usd is None else f"{per_usd:.0f}", f"{one.attainment:.1%}", f"{one.output_tok_s:.0f}",
             f"{one.slot_utilisation:.1%}", f"{one.kv_occupancy['mean']:.1%}", ms("ttft", "p50"),
             ms("ttft", "p99"), ms("tpot", "p50"), ms("tpot", "p99"), ms("itl", "p99"),
             "-" if e2e is None else f"{e2e:.2f} s", str(one.preemptions), str(one.wasted_tokens),

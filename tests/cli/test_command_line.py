@@ -40,6 +40,7 @@ FLAGS = {
         "--floor", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
+        "--replicas", "--prefill", "--decode", "--router", "--link",
     },
     "bench": set(),
     **{f"bench {what}": ENGINE | {

@@ -45,3 +45,16 @@ def test_a_mistake_is_told_in_one_line(words: list[str], message: str,
     assert main([*BASE, *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_several_engines_and_a_split_of_mixed_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "9", "--num-requests", "8"]
+    assert main([*BASE, *load, "--prefill", "2", "--decode", "1@h20,tp=2", "--json"]) == 0
+    split = json.loads(capsys.readouterr().out)
+    assert split["num_devices"] == 4 and split["num_finished"] == 8 and split["good_per_usd"] is None
+    assert split["goodput_per_device"] == pytest.approx(split["goodput"] / 4)
+    assert "2 prefill" in split["machine"] and "1 decode" in split["machine"] and "H20" in split["machine"]
+    assert main([*BASE, *load, "--replicas", "2", "--router", "prefix"]) == 0
+    assert "2 x (llama-3-8b" in capsys.readouterr().out
+    assert main([*BASE, *load, "--prefill", "2"]) == 2
+    assert "--decode" in capsys.readouterr().err

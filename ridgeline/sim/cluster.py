@@ -1,0 +1,315 @@
+"""Many engines in one virtual time: replicas, or prefill engines that hand their caches on to decode ones.
+
+Routes with `schedule/route`, as a live cluster does. Engines meet in requests and caches alone, so each runs
+by itself between two of those: the heap holds what prefill engines do next, and caches on their way. A first
+token reaches its client with the cache, at the decode engine; there the cache waits outside the arena until
+the scheduler has pages for it.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.base.errors import RequestError
+from ridgeline.base.trace import Record, RequestRecord, StepRecord
+from ridgeline.schedule.request import Finish, NewRequest, Output
+from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
+from ridgeline.schedule.speculate import Shape
+from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.outcome import Meter, Outcome, outcome_of
+from ridgeline.sim.run import Clients, Progress
+from ridgeline.workload.offered import Workload
+
+_ANSWER = 256.0  # tokens that an answer is believed to have before one has ended
+_GRAIN = 64  # tokens: prices of work are kept by lengths in such steps
+_ROUTED = 128  # tokens of a block by which a router knows prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """engines take requests; where `decode` names some, they compute prompts and hand them on to these.
+    router: "name" or "name:setting"."""
+
+    engines: tuple[Machine, ...]
+    decode: tuple[Machine, ...] = ()
+    router: str = "least-work"
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return self.engines + self.decode
+
+    @property
+    def name(self) -> str:
+        """Such as "2 prefill (m on H100 SXM, TP 1) + 4 decode (m on H20, TP 2)"."""
+        sides = [("prefill" if self.decode else "x", self.engines), ("decode", self.decode)]
+        parts = [f"{n} {side} ({name})" for side, of in sides
+                 for name, n in Counter(one.name for one in of).items()]
+        return " + ".join(parts) if len(self.machines) > 1 else self.engines[0].name
+
+    @property
+    def num_devices(self) -> int:
+        return sum(one.num_devices for one in self.machines)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all devices; None where the price of one is not known."""
+        known = [one.num_devices * one.price_usd_per_hour for one in self.machines
+                 if one.price_usd_per_hour is not None]
+        return sum(known) if len(known) == len(self.machines) else None
+
+    def as_replicas(self) -> "Topology":
+        """The same devices, of which none hands anything on."""
+        return replace(self, engines=self.machines, decode=())
+
+    def make_router(self) -> Router:
+        blocks = min(one.capacity.num_pages // one.capacity.layout.pages_for(_ROUTED) for one in self.engines)
+        return make_router(self.router, Fleet(num_nodes=len(self.engines), cached_blocks=max(blocks, 1),
+                                              block_tokens=_ROUTED))
+
+
+class _Work:
+    """What a request adds to what a machine has to do, in seconds, for routing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._prompts: dict[int, float] = {}
+        self._tokens: dict[int, float] = {}
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """A prompt with nothing cached, alone."""
+        size = -(-num_tokens // _GRAIN) * _GRAIN
+        if size not in self._prompts:
+            shape = Shape(start=np.zeros(1, np.int64), count=np.array([size]), num_sampled=1)
+            self._prompts[size] = self._machine.seconds(shape)
+        return self._prompts[size]
+
+    def token_s(self, context: int) -> float:
+        """A token's share of a step with as many such sequences as the machine holds."""
+        size, capacity = -(-context // _GRAIN) * _GRAIN, self._machine.capacity
+        if size not in self._tokens:
+            rows = max(min(capacity.num_pages // capacity.layout.pages_for(size), capacity.num_rows), 1)
+            self._tokens[size] = float(self._machine.seconds.decodes(np.full(rows, size), 1)[0]) / rows
+        return self._tokens[size]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Life:
+    """A request on its way. node: where it is, or is going. first: its record of the prefill engine, once it
+    has left that; then new is what the decode engine gets, when its cache is there; gone_s: when its client
+    went away on the way."""
+
+    new: NewRequest
+    node: int
+    first: RequestRecord | None = None
+    there_s: float = 0.0
+    gone_s: float | None = None
+
+    def joined(self, record: RequestRecord) -> RequestRecord:
+        """The whole request's record, from that of its last engine."""
+        first = self.first
+        if first is None:
+            return record
+        return replace(
+            record, num_prompt=first.num_prompt, num_cached=first.num_cached,
+            num_output=1 + record.num_output,
+            num_preemptions=first.num_preemptions + record.num_preemptions, first_token_s=self.there_s,
+            wasted_tokens=first.wasted_tokens + record.wasted_tokens,
+            first_scheduled_s=first.first_scheduled_s, token_times_s=(self.there_s, *record.token_times_s))
+
+
+class _Books:
+    """A trace: an engine's steps go to its meter, its requests to the cluster, which joins their parts."""
+
+    def __init__(self, cluster: "Cluster", node: int) -> None:
+        self._cluster, self._node = cluster, node
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self._cluster.meters[self._node].add(record)
+        else:
+            self._cluster.take(self._node, record)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Cluster:
+    """A `sim.run.Front`. meters: one an engine, in the topology's order; a request counts where it ended."""
+
+    def __init__(self, topology: Topology, serving: Serving, meters: Sequence[Meter]) -> None:
+        machines = topology.machines
+        self.meters = meters
+        self._nodes = [Node(one, serving, _Books(self, i)) for i, one in enumerate(machines)]
+        work = {id(one): _Work(one) for one in machines}
+        self._work = [work[id(one)] for one in machines]
+        self._cache_bytes = [one.cache_bytes for one in machines]
+        self._doors = range(len(topology.engines))
+        self._decode = range(len(topology.engines), len(machines))
+        self._last = self._decode or self._doors  # where requests end
+        self._router, self._pairing = topology.make_router(), LeastWork()
+        self._outstanding = Outstanding(len(machines))
+        self._ports = Ports([one.link_bytes_per_s for one in machines])
+        self._lives: dict[str, _Life] = {}
+        self._events: list[tuple[float, int, int, str]] = []  # when, serial, engine, whose cache or ""
+        self._serial = 0
+        self._due: dict[int, float] = {}  # of prefill engines: their event that is in the heap
+        self._news: list[Output] = []
+        self._now_s = 0.0
+        self._num_answers, self._answer_tokens = 0, 0
+
+    # ---- what drives it
+
+    def add(self, new: NewRequest) -> None:
+        """RequestError when no engine can ever run it."""
+        num_prompt, splits = len(new.prompt), bool(self._decode) and new.params.max_tokens != 1
+        able = self._able(self._doors, num_prompt)
+        if not able or (splits and not self._able(self._decode, num_prompt + 1)):
+            raise RequestError(f"no engine holds a prompt of {num_prompt} tokens and an answer to it",
+                               param="prompt", code="kv_cache_exceeded")
+        answer = 0.0 if splits else self._expected_answer()
+        parts = {node: (self._work[node].prompt_s(num_prompt), answer * self._work[node].token_s(num_prompt))
+                 for node in able}
+        node = self._router.choose(new.prompt, new.cache_salt, [
+            Candidate(node=node, work_s=self._outstanding.work_s(node), added_s=sum(parts[node]))
+            for node in able])
+        self._nodes[node].add(replace(new, params=replace(new.params, max_tokens=1)) if splits else new)
+        self._lives[new.id] = _Life(new=new, node=node)
+        self._outstanding.sent(new.id, node, prompt_s=parts[node][0], answer_s=parts[node][1])
+        self._watch(node)
+
+    def abort(self, request_id: str) -> None:
+        """A client went away, at the moment to which all has advanced."""
+        life = self._lives.get(request_id)
+        if life is None:
+            return
+        if life.first is not None and life.there_s > self._now_s:
+            life.gone_s = self._now_s
+        else:
+            self._nodes[life.node].abort(request_id)
+            self._watch(life.node)
+
+    def next_event_at(self) -> float | None:
+        engines = [at for node in self._nodes if (at := node.next_event_at()) is not None]
+        return min([*engines, *(at for at, _, _, arriving in self._events if arriving)], default=None)
+
+    def advance(self, until_s: float) -> list[Output]:
+        """Everything up to this moment; what clients hear of it."""
+        while self._events and self._events[0][0] <= until_s:
+            at, _, node, arriving = heapq.heappop(self._events)
+            if arriving:
+                self._arrive(arriving, at)
+            elif self._due.get(node) == at:
+                self._run(node, at)
+                self._watch(node)
+        for node in range(len(self._nodes)):
+            self._run(node, until_s)
+        self._now_s = until_s
+        news, self._news = self._news, []
+        return news
+
+    # ---- an engine's news
+
+    def _run(self, node: int, until_s: float) -> None:
+        for output in self._nodes[node].advance(until_s):
+            life = self._lives[output.id]
+            if output.num_output:
+                self._outstanding.first_token(output.id)
+            if output.finish is None:
+                self._news.append(output)
+                continue
+            self._outstanding.ended(output.id)
+            if life.first is not None and node not in self._last:
+                self._hand_over(life, output.new_tokens[-1], until_s)
+                continue
+            self._num_answers += 1
+            self._answer_tokens += output.num_output
+            del self._lives[output.id]
+            self._news.append(output)
+
+    def take(self, node: int, record: RequestRecord) -> None:
+        """A request ended at an engine: for good, or its prompt is done and it goes on elsewhere."""
+        life = self._lives[record.id]
+        if node not in self._last and record.finish == Finish.LENGTH and life.new.params.max_tokens != 1:
+            life.first = record
+        else:
+            self.meters[node].add(life.joined(record))
+
+    # ---- caches on their way
+
+    def _hand_over(self, life: _Life, token: int, now: float) -> None:
+        """Its prompt is computed: choose where it goes on, and send its cache there."""
+        for node in self._last:
+            self._run(node, now)
+        new, source, num_bytes = life.new, life.node, self._cache_bytes[life.node](len(life.new.prompt))
+        answer = max(self._expected_answer() - 1, 0.0)
+        candidates = [
+            Candidate(node=node, work_s=self._outstanding.work_s(node),
+                      added_s=answer * self._work[node].token_s(len(new.prompt)),
+                      travel_s=self._ports.arrival_s(source, node, num_bytes, now) - now)
+            for node in self._able(self._decode, len(new.prompt) + 1)]
+        life.node = self._pairing.choose(new.prompt, new.cache_salt, candidates)
+        life.there_s = self._ports.send(source, life.node, num_bytes, now)
+        most = None if new.params.max_tokens is None else new.params.max_tokens - 1
+        life.new = replace(new, prompt=np.append(new.prompt, np.int32(token)), imported=len(new.prompt),
+                           params=replace(new.params, max_tokens=most))
+        added_s = next(one.added_s for one in candidates if one.node == life.node)
+        self._outstanding.sent(new.id, life.node, prompt_s=0.0, answer_s=added_s)
+        self._push(life.there_s, life.node, new.id)
+
+    def _arrive(self, request_id: str, now: float) -> None:
+        """A cache is where it was sent: its request joins that engine's queue, unless its client has gone."""
+        life = self._lives[request_id]
+        if life.gone_s is None:
+            self._run(life.node, now)
+            self._nodes[life.node].add(life.new)
+            return
+        assert life.first is not None
+        self._outstanding.ended(request_id)
+        self.meters[life.node].add(replace(
+            life.first, num_output=0, first_token_s=None, token_times_s=(), finish=str(Finish.ABORT),
+            finished_s=life.gone_s))
+        del self._lives[request_id]
+
+    # ---- small things
+
+    def _able(self, nodes: Sequence[int], num_prompt: int) -> list[int]:
+        """Engines that hold such a prompt and a token more."""
+        return [node for node in nodes if num_prompt < self._nodes[node].max_request_tokens]
+
+    def _expected_answer(self) -> float:
+        """Tokens: the mean of the answers so far."""
+        return self._answer_tokens / self._num_answers if self._num_answers else _ANSWER
+
+    def _watch(self, node: int) -> None:
+        """The next event of a prefill engine goes into the heap."""
+        if node in self._last:
+            return
+        at = self._nodes[node].next_event_at()
+        if at is None:
+            self._due.pop(node, None)
+        elif self._due.get(node) != at:
+            self._due[node] = at
+            self._push(at, node, "")
+
+    def _push(self, at: float, node: int, arriving: str) -> None:
+        heapq.heappush(self._events, (at, self._serial, node, arriving))
+        self._serial += 1
+
+
+def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
+                     progress: Progress = lambda begun, now: None) -> Outcome:
+    """A topology under a workload."""
+    holds = serving.policy == "static"
+    meters = [Meter(one.capacity.num_pages, batch_holds=holds) for one in topology.machines]
+    cluster = Cluster(topology, serving, meters)
+    clients = Clients(cluster, workload, topology.engines[0].capacity.vocab_size, progress)
+    if workload.num_at_a_time is None:
+        clients.run()
+    else:
+        clients.run_closed(workload.num_at_a_time)
+    return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
+                      num_refused=clients.num_refused, targets=serving.targets,
+                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour)

@@ -1,0 +1,129 @@
+"""Protects many engines in one time: replicas are engines by themselves, a split computes every prompt once,
+a cache travels at its link's pace and is not computed again, and no request is lost on the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.base.trace import Record, StepRecord
+from ridgeline.sim.cluster import Cluster, Topology, simulate_cluster
+from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.outcome import Meter
+from ridgeline.sim.run import Clients, simulate
+from ridgeline.workload.offered import Offered, Workload
+from tests.sim.helpers_sim import machine, workload
+
+FCFS = Serving()
+ENGINE = replace(machine(), cache_bytes=lambda num_tokens: 10.0 * num_tokens, link_bytes_per_s=100.0)
+MIXED = [(0.7 * i, 5 + 37 * i % 90, 1 + 5 * i % 13) for i in range(24)]
+
+
+class Kept(Meter):
+    """A meter that keeps the steps too."""
+
+    def __init__(self) -> None:
+        super().__init__(200)
+        self.steps: list[StepRecord] = []
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
+        super().add(record)
+
+
+def run(topology: Topology, load: Workload, serving: Serving = FCFS) -> list[Kept]:
+    meters = [Kept() for _ in topology.machines]
+    cluster = Cluster(topology, serving, meters)
+    clients = Clients(cluster, load, 1000)
+    if load.num_at_a_time:
+        clients.run_closed(load.num_at_a_time)
+    else:
+        clients.run()
+    assert not clients.num_refused and cluster.next_event_at() is None
+    return meters
+
+
+def test_a_single_replica_is_an_engine() -> None:
+    one = simulate_cluster(Topology(engines=(ENGINE,)), FCFS, workload(*MIXED))
+    assert one == simulate(ENGINE, FCFS, workload(*MIXED))
+
+
+def test_replicas_in_turn_are_engines_with_every_nth_request() -> None:
+    """A brute-force twin: each engine alone with its own requests."""
+    meters = run(Topology(engines=(ENGINE,) * 3, router="round-robin"), workload(*MIXED))
+    for i, meter in enumerate(meters):
+        alone = Kept()
+        Clients(Node(ENGINE, FCFS, alone), workload(*MIXED[i::3]), 1000).run()
+        assert [one.times_s.tolist() for one in meter.ended] == [one.times_s.tolist() for one in alone.ended]
+
+
+def test_a_split_hands_the_cache_on_once_the_prompt_is_done() -> None:
+    """20 tokens: a step of 1.2 s, 200 bytes at 100 a second; then a decode for each further token."""
+    first, second = run(Topology(engines=(ENGINE,), decode=(ENGINE,)), workload((5.0, 20, 4)))
+    assert not first.ended and [step.prefill_tokens for step in first.steps] == [20]
+    (ended,), there = second.ended, 5.0 + 1.2 + 2.0
+    assert ended.times_s.tolist() == pytest.approx([there + 1.01 * i for i in range(4)])
+    assert ended.record.first_token_s == pytest.approx(there) and ended.record.arrived_s == 5.0
+    assert (ended.record.num_prompt, ended.record.num_output) == (20, 4) and ended.record.finish == "length"
+    assert [step.prefill_tokens for step in second.steps] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("router", "at_a_time"), [("round-robin", None), ("least-work", 5),
+                                                   ("prefix", None)])
+def test_nothing_is_lost_or_computed_twice_in_a_split(router: str, at_a_time: int | None) -> None:
+    topology = Topology(engines=(ENGINE,) * 2, decode=(ENGINE,) * 3, router=router)
+    load = replace(workload(*MIXED), num_at_a_time=at_a_time)
+    meters = run(topology, load)
+    ended = [one for meter in meters for one in meter.ended]
+    assert sorted(int(one.record.id) for one in ended) == list(range(len(MIXED)))
+    for one in ended:
+        _, prompt, output = MIXED[int(one.record.id)]
+        times = one.times_s.tolist()
+        assert (one.record.num_prompt, one.record.num_output, len(times)) == (prompt, output, output)
+        assert times == sorted(times)
+        assert times[0] - one.record.arrived_s >= 1.0 + (0.11 if output > 1 else 0.01) * prompt - 1e-9
+    computed = sum(step.prefill_tokens for meter in meters[:2] for step in meter.steps)
+    assert computed == sum(prompt for _, prompt, _ in MIXED)
+    assert not any(step.prefill_tokens for meter in meters[2:] for step in meter.steps)
+    assert all(meter.steps for meter in meters)
+
+
+def test_caches_wait_where_there_is_no_room_for_them() -> None:
+    """A decode engine with pages for one request at a time works them off one by one, from their caches."""
+    small = replace(ENGINE, capacity=replace(ENGINE.capacity, num_pages=8), link_bytes_per_s=1e9)
+    _, second = run(Topology(engines=(ENGINE,), decode=(small,)), workload(*[(0.0, 12, 8)] * 3))
+    assert sum(step.prefill_tokens for step in second.steps) == 0 and len(second.ended) == 3
+    assert max(step.running for step in second.steps) == 1 and len(second.steps) == 3 * 7
+
+
+def test_a_client_that_leaves_while_its_cache_travels_is_lost() -> None:
+    load = Workload(about="", requests=[Offered(arrived_s=0.0, num_prompt=20, num_output=4, patience_s=2.0)])
+    for machine_of, tokens in ((ENGINE, 0), (replace(ENGINE, link_bytes_per_s=1e6), 1)):
+        _, second = run(Topology(engines=(machine_of,), decode=(machine_of,)), load)
+        (one,) = second.ended
+        assert one.record.finish == "abort" and one.record.finished_s == 2.0
+        assert one.record.num_output == len(one.times_s) == tokens
+
+
+def test_equal_prompts_stay_together_and_others_spread() -> None:
+    """Three long beginnings: by prefix, each is computed at one engine."""
+    requests = [Offered(arrived_s=9.0 * i, num_prompt=300, num_output=2, prefix=(i % 3, 10 + i % 3),
+                        block_tokens=128) for i in range(16)]
+    big: Machine = replace(ENGINE, capacity=replace(ENGINE.capacity, num_pages=400, max_step_tokens=512))
+    load = Workload(about="", requests=requests)
+    computed = {}
+    for router in ("prefix:4", "round-robin"):
+        meters = run(Topology(engines=(big,) * 4, router=router), load)
+        computed[router] = sum(step.prefill_tokens for meter in meters for step in meter.steps)
+    assert computed["prefix:4"] == 3 * 300 + 13 * 44 < computed["round-robin"] == 12 * 300 + 4 * 44
+
+
+def test_cost_and_devices_are_those_of_all_engines() -> None:
+    two = replace(ENGINE, num_devices=2, price_usd_per_hour=1.0)
+    topology = Topology(engines=(ENGINE,), decode=(two, two))
+    one = simulate_cluster(topology, FCFS, workload(*MIXED))
+    assert one.goodput_per_device == pytest.approx(one.goodput / 5)
+    assert one.good_per_usd == pytest.approx(one.num_good / (one.duration_s * 7.6 / 3600))
+    assert topology.num_devices == 5 and topology.usd_per_hour == pytest.approx(3.6 + 4.0)
+    assert topology.as_replicas().machines == topology.machines and not topology.as_replicas().decode
+    assert Topology(engines=(ENGINE, replace(two, price_usd_per_hour=None))).usd_per_hour is None
