@@ -28,6 +28,7 @@ from ridgeline.server.stream import ClientGone, EventStream, until_gone
 from ridgeline.server.tokens import detokenize, tokenize
 
 _JSON = "application/json"
+_FRESH = {"cache-control": "no-store"}
 
 
 def build_app(
@@ -103,12 +104,18 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(api.metrics.render(await health.gauges()), media_type=CONTENT_TYPE)
+        gauges = await health.gauges() | {"goodput_requests_per_second": api.live.goodput()}
+        return Response(api.metrics.render(gauges), media_type=CONTENT_TYPE)
 
     @app.get("/v1/ridgeline/requests/{request_id:path}", tags=["operation"])
     async def account(request: Request, request_id: str) -> Response:
         """What became of a request of this API key, by the x-request-id of its answer."""
         return _json(to_json(api.accounts.account(request.scope["caller"], request_id)))
+
+    @app.get("/v1/ridgeline/live", tags=["operation"])
+    async def live() -> Response:
+        """What the page /live shows: the last minute, the time since the start, and curves."""
+        return _json(to_json({"model": api.served.card.id, **api.live.data()}), headers=_FRESH)
 
     @app.get("/version", tags=["operation"])
     async def get_version() -> Response:

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.server.job import Engine
+from ridgeline.server.live import Live
 from ridgeline.server.metrics import EngineValue
 
 POLL_S = 0.5
@@ -16,12 +17,14 @@ FRESH_S = 2.0  # how long a scrape waits for an engine that is in the middle of 
 
 
 class Health:
-    """stall_s: how long work may wait without any step finishing before the engine counts as stuck."""
+    """stall_s: how long work may wait without any step finishing before the engine counts as stuck. live:
+    hears of the gauges."""
 
-    def __init__(self, engine: Engine, clock: Clock, stall_s: float) -> None:
+    def __init__(self, engine: Engine, clock: Clock, stall_s: float, live: Live | None = None) -> None:
         self._engine = engine
         self._clock = clock
         self._stall_s = stall_s
+        self._live = live
         self._num_steps = -1
         self._moved_s = clock.now()
         self._stats: Mapping[str, Any] = {}
@@ -60,21 +63,30 @@ class Health:
             self._moved_s = self._clock.now()
         self._num_steps = stats["num_steps"]
         self._stats = stats
+        if self._live is not None:
+            self._live.sample(stats)
 
 
 def _gauges(stats: Mapping[str, Any]) -> dict[str, EngineValue]:
+    free = stats["num_free_pages"] - stats["num_cached_pages"]
     return _drafts(stats) | {
         "num_requests_running": stats["num_running"],
         "num_requests_waiting": stats["num_waiting"],
         "kv_cache_usage_perc": stats["kv_usage"],
         "kv_blocks_live": stats["num_used_pages"],
         "kv_blocks_total": stats["num_used_pages"] + stats["num_free_pages"],
+        "kv_blocks": {"used": stats["num_used_pages"], "cached": stats["num_cached_pages"],
+                      "pending": stats["num_pending_pages"], "free": free},
+        "num_requests_waiting_by_reason": stats["waiting"],
+        "request_waited_seconds_total": stats["waited_s"],
+        "little_law": stats["little_law"],
         "prefix_cache_queries_total": stats["num_prompt_tokens"],
         "prefix_cache_hits_total": stats["num_cached_tokens"],
         "num_preemptions_total": stats["num_preemptions"],
         "engine_steps_total": stats["num_steps"],
         "engine_step_seconds_total": stats["step_measured_s"],
         "engine_step_floor_seconds_total": stats["step_floor_s"],
+        "engine_step_prefill_seconds_total": stats["step_prefill_s"],
     }
 
 

@@ -29,7 +29,7 @@ async def listen(
     running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
 ) -> None:
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
-    health = Health(running.client, WallClock(), settings.stall_s)
+    health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
     app = build_app(running.api, health, keys=keys, origins=origins, pages=pages)
     options = uvicorn.Config(

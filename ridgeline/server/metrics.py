@@ -57,6 +57,11 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "kv_cache_usage_perc": ("gauge", "Share of the KV cache held by live requests, 0 to 1."),
     "kv_blocks_live": ("gauge", "Blocks held by live requests."),
     "kv_blocks_total": ("gauge", "Blocks of the KV cache."),
+    "kv_blocks": ("gauge", "Blocks by state; cached ones hold a prefix, pending ones wait for a step's end."),
+    "num_requests_waiting_by_reason": ("gauge", "Choices that wait, by what for."),
+    "request_waited_seconds_total": ("counter", "Seconds that choices waited, by what for."),
+    "little_law": ("gauge", "Arrivals a second, seconds inside and number inside, each measured for itself."),
+    "goodput_requests_per_second": ("gauge", "Choices that met the targets, over the last minute and all."),
     "prefix_cache_queries_total": ("counter", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": ("counter", "Prompt tokens found there."),
     "num_preemptions_total": ("counter", "Requests put back to recompute."),
@@ -65,6 +70,7 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "spec_decode_num_accepted_tokens_total": ("counter", "Drafts that were right."),
     "engine_steps_total": ("counter", "Steps that have finished."),
     "engine_step_seconds_total": ("counter", "What those steps took."),
+    "engine_step_prefill_seconds_total": ("counter", "Of those seconds, what prompts added to decodes."),
     "engine_step_floor_seconds_total": ("counter", "What they must take on this machine, by its profile."),
 }
 _SPANS = (  # of the engine's clock
@@ -73,7 +79,15 @@ _SPANS = (  # of the engine's clock
     ("request_decode_time_seconds", "first_token", "finished"),
     ("request_inference_time_seconds", "first_scheduled", "finished"),
 )
-EngineValue = float | Mapping[str, float]  # one, or one for each number of drafts
+EngineValue = float | Mapping[str, float]  # one, or one for each value of the label below
+_LABELS: Mapping[str, str] = {
+    "kv_blocks": "state",
+    "num_requests_waiting_by_reason": "reason",
+    "request_waited_seconds_total": "reason",
+    "little_law": "measure",
+    "goodput_requests_per_second": "window",
+    "spec_decode_num_drafts_total": "drafts",
+}
 TTFT_PARTS = ("tokenise", "queue", "schedule", "prefill", "deliver")
 _FINISHED = ("stop", "length", "abort", "error", "refused")
 
@@ -126,7 +140,7 @@ class Metrics:
             for name, (kind, text) in _ENGINE.items():
                 if name in engine:
                     lines += _family(f"{prefix}:{name}", kind, text)
-                    lines += _values(f"{prefix}:{name}", labels, engine[name])
+                    lines += _values(f"{prefix}:{name}", labels, engine[name], _LABELS.get(name, ""))
         return ("\n".join(lines) + "\n").encode()
 
     def first_token(self, ttft_s: float, parts_s: Mapping[str, float]) -> None:
@@ -172,12 +186,12 @@ def _family(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def _values(name: str, labels: str, value: EngineValue) -> Iterator[str]:
+def _values(name: str, labels: str, value: EngineValue, label: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
         yield f"{name}{{{labels}}} {_number(value)}"
         return
-    for drafts, times in value.items():
-        yield f'{name}{{{labels},drafts="{drafts}"}} {_number(times)}'
+    for key, one in value.items():
+        yield f'{name}{{{labels},{label}="{key}"}} {_number(one)}'
 
 
 def _number(value: float) -> str:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.server.access import Caller
 from ridgeline.server.accounts import Accounts
 from ridgeline.server.admission import Admission
@@ -21,6 +22,7 @@ from ridgeline.server.completions import CompletionForm
 from ridgeline.server.errors import as_request_error, error_body, unsupported
 from ridgeline.server.form import Form
 from ridgeline.server.job import Engine, Job
+from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import chat_params, completion_params
 from ridgeline.server.parse import parse
@@ -38,12 +40,13 @@ Reply = bytes | Started[bytes]
 class OpenAI:
     """The generating endpoints of one served model."""
 
-    def __init__(self, served: Served, engine: Engine, clock: Clock) -> None:
+    def __init__(self, served: Served, engine: Engine, clock: Clock, targets: Targets = NO_TARGETS) -> None:
         self.served = served
         self.engine = engine
         self.admission = Admission()
         self.metrics = Metrics(served.card.id)
         self.accounts = Accounts()
+        self.live = Live(clock, targets)
         self._clock = clock
 
     async def completion(self, body: bytes, caller: Caller | None = None) -> Reply:
@@ -94,7 +97,7 @@ class OpenAI:
             )
 
     def _arrived(self, caller: Caller | None) -> RequestClock:
-        return RequestClock(self.metrics, self._clock.now(), caller)
+        return RequestClock(self.metrics, self._clock.now(), caller, self.live.ended)
 
     def _check_served(self, request: Generate, params: SamplingParams) -> None:
         """Refuse what this model or this engine cannot do, whatever the prompt."""

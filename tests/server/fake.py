@@ -57,6 +57,16 @@ class FakeEngine:
             "num_prompt_tokens": 0,
             "num_cached_tokens": 0,
             "num_preemptions": 0,
+            "num_cached_pages": 3,
+            "num_pending_pages": 0,
+            "num_generated_tokens": 0,
+            "num_recomputed_tokens": 0,
+            "num_surplus_tokens": 0,
+            "step_prefill_s": 0.0,
+            "uptime_s": 1.0,
+            "waiting": {"rows": 0, "rank": 0},
+            "waited_s": {"rows": 0.0, "rank": 0.0},
+            "little_law": {"arrival_rate": 0.5},
         }
 
     async def submit(

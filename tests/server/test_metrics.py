@@ -64,7 +64,9 @@ def test_an_engine_that_drafts() -> None:
     """Drafts, those that were right, and how many there were at a time; nothing of these without drafts."""
     stats = dict.fromkeys(("num_running", "num_waiting", "kv_usage", "num_used_pages", "num_free_pages",
                            "num_prompt_tokens", "num_cached_tokens", "num_preemptions", "num_steps",
-                           "step_measured_s", "step_floor_s"), 0)  # fmt: skip
+                           "step_measured_s", "step_floor_s", "step_prefill_s", "num_cached_pages",
+                           "num_pending_pages"), 0)  # fmt: skip
+    stats |= {"waiting": {"rows": 2}, "waited_s": {"rows": 1.5}, "little_law": {"num_in_system": 3.0}}
 
     async def scrape(given: dict[str, object]) -> str:
         return Metrics("m").render(await Health(Answers(given), VirtualClock(), 9.0).gauges()).decode()
@@ -76,6 +78,10 @@ def test_an_engine_that_drafts() -> None:
     names = ("num_drafts_total1", "num_drafts_total2", "num_drafts_total3", "num_draft_tokens_total",
              "num_accepted_tokens_total")
     assert [found[f"ridgeline:spec_decode_{name}"] for name in names] == [2, 0, 2, 8, 5]
+    for line in ('num_requests_waiting_by_reason{model_name="m",engine="0",reason="rows"} 2',
+                 'request_waited_seconds_total{model_name="m",engine="0",reason="rows"} 1.5',
+                 'little_law{model_name="m",engine="0",measure="num_in_system"} 3'):
+        assert f"ridgeline:{line}\n" in text
 
 
 class Answers:
