@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pages() -> "Sequence[BaseRoute]":
-    """The labs beside the API: the server knows them as routes alone."""
+    """The labs and the live page beside the API: the server knows them as routes alone."""
     from ridgeline.planner.labs import load_labs
-    from ridgeline.web.app import labs_routes
+    from ridgeline.web.app import labs_routes, live_routes
 
-    return labs_routes(load_labs)
+    return [*labs_routes(load_labs), *live_routes()]

@@ -16,7 +16,8 @@ def banner(running: Running, url: str, *, keyed: bool) -> str:
     lines = [
         f"Ridgeline {info['version']} serves {card.id}, {info['family']}, {info['num_params']:,} parameters",
         *memory_plan(info),
-        f"ready in {running.seconds['total']:.1f} s on {url}/v1, documented at {url}/docs",
+        f"ready in {running.seconds['total']:.1f} s on {url}/v1, documented at {url}/docs, "
+        f"watched at {url}/live",
     ]
     if running.api.served.text.template is None:
         body, path = json.dumps({"prompt": [5, 6, 7], "max_tokens": 16}), "completions"

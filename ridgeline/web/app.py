@@ -55,6 +55,11 @@ def labs_routes(load: Callable[[], Groups]) -> list[BaseRoute]:
     ]
 
 
+def live_routes() -> list[BaseRoute]:
+    """The live page of a server that answers /v1/ridgeline/live; it uses files of the labs beside it."""
+    return [Route("/live", _Site(dict).live)]
+
+
 class _Site:
     """What the routes share: the labs, the templates, and the files by name. Labs compute one at a time, so
     that a crowd of visitors takes one thread from whatever else the process does."""
@@ -99,6 +104,11 @@ class _Site:
             request, "lab.html", lab=lab_data(lab, state), before=beside[0] if place else None,
             after=beside[-1] if place + 1 < len(order) else None, plotly=self._plotly,
         )  # fmt: skip
+
+    def live(self, request: Request) -> Response:
+        """The server's dashboard; its script asks for the numbers, with the key that a person gives it."""
+        api = request.scope.get("root_path", "").rstrip("/") + "/v1/ridgeline/live"
+        return self._html(request, "live.html", plotly=self._plotly, api=api)
 
     def list(self, request: Request) -> Response:
         """Every lab with its controls and their defaults."""

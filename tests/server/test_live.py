@@ -1,4 +1,4 @@
-"""Protects the numbers of the live page: shares of device time, goodput, blocks by state, who waits for what."""
+"""Protects the numbers of the live page: shares of device time, goodput, blocks by state, waits by reason."""
 
 import json
 from typing import Any

@@ -4,11 +4,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ridgeline.base.sockets import bound, url
 from ridgeline.planner.lab import Lab
@@ -17,11 +18,15 @@ from ridgeline.web.app import labs_app
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@contextmanager
-def served(labs: Sequence[Lab]) -> Iterator[str]:
+def served(labs: Sequence[Lab]) -> AbstractContextManager[str]:
     """The labs on a free port, by their address."""
+    return app_served(labs_app(lambda: {"all": labs}))
+
+
+@contextmanager
+def app_served(app: ASGIApp) -> Iterator[str]:
+    """An app on a free port, by its address."""
     with bound("127.0.0.1", 0) as listener:
-        app = labs_app(lambda: {"all": labs})
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

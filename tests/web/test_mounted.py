@@ -9,13 +9,14 @@ from ridgeline.base.clock import VirtualClock
 from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
-from ridgeline.web.app import Groups, labs_app, labs_routes
+from ridgeline.web.app import Groups, labs_app, labs_routes, live_routes
 from tests.server.asgi import call
 from tests.server.fake import FakeEngine, fake_api
 from tests.web.sample import CACHE, GROUPS
 
 pytestmark = pytest.mark.anyio
-PATHS = ("/labs", f"/labs/{CACHE.key}", f"/labs/api/{CACHE.key}?users=9", "/labs/static/labs.js")
+PATHS = ("/labs", f"/labs/{CACHE.key}", f"/labs/api/{CACHE.key}?users=9", "/labs/static/labs.js",
+         "/live", "/labs/static/live.js")
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def anyio_backend() -> str:
 def _app(*keys: str) -> tuple[ASGIApp, FakeEngine]:
     api, engine = fake_api()
     health = Health(engine, VirtualClock(), 30.0)
-    return build_app(api, health, keys=Keys(keys), pages=labs_routes(lambda: GROUPS)), engine
+    pages = [*labs_routes(lambda: GROUPS), *live_routes()]
+    return build_app(api, health, keys=Keys(keys), pages=pages), engine
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -46,13 +48,15 @@ async def test_a_browser_without_a_key_reads_the_labs(path: str) -> None:
 
 @pytest.mark.parametrize("path", [
     "/v1/models", "/metrics", "/docs", "/openapi.json", "/labsx", "//labs", "/Labs", "/", "/x/labs",
+    "/v1/ridgeline/live", "/v1/ridgeline/requests/x", "/livex",
 ])  # fmt: skip
 async def test_no_other_path_is_opened_by_them(path: str) -> None:
     app, _ = _app("secret")
     assert (await call(app, "GET", path)).status == 401
 
 
-@pytest.mark.parametrize("path", ["/labs/../v1/models", "/labs/../metrics", "/labs//v1/models", "/labs/x/y"])
+@pytest.mark.parametrize("path", ["/labs/../v1/models", "/labs/../metrics", "/labs//v1/models", "/labs/x/y",
+                                  "/live/data", "/live/../metrics"])
 async def test_no_path_below_them_leads_out(path: str) -> None:
     app, _ = _app("secret")
     assert (await call(app, "GET", path)).status == 404
@@ -68,7 +72,8 @@ def test_nothing_is_loaded_before_somebody_looks() -> None:
 
     client = TestClient(labs_app(load))
     assert not loads
-    assert [client.get(path).status_code for path in PATHS] == [200] * 4 and loads == ["once"]
+    ours = [path for path in PATHS if path != "/live"]
+    assert [client.get(path).status_code for path in ours] == [200] * len(ours) and loads == ["once"]
 
 
 async def test_a_mistake_reads_as_the_servers_own_do() -> None:
