@@ -16,6 +16,7 @@ from ridgeline.kv.interface import Manager
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import (
     PLACEHOLDER,
     SAMPLE_NEXT,
@@ -298,7 +299,7 @@ class Harness:
     def __init__(self, kind: str = "paged", *, num_pages: int = 33, num_rows: int = 8,
                  max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
                  cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
-                 speculate: int = 0, manager: Manager | None = None,
+                 speculate: int = 0, manager: Manager | None = None, overload: Overload | None = None,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  lose: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
@@ -311,7 +312,7 @@ class Harness:
                                             prefix_caching=prefix_caching and cache)
         self.scheduler = Scheduler(
             self.executor.capacity(), self.manager, make_policy(policy), eos_token_ids=EOS, cache=cache,
-            max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows,
+            max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows, overload=overload,
             speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None)
         self.trace = RingTrace()
         self.loop = Loop(self.scheduler, self.executor, self.clock, self.trace)

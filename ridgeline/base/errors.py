@@ -17,14 +17,16 @@ class RequestError(RidgelineError):
     """One request is refused at the door.
 
     param: the request's field at fault, None when no single field is. code: OpenAI's short code.
+    retry_after_s: when it may be worth another try, None when nobody can tell.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None,
-                 status: int = 400) -> None:
+                 status: int = 400, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class EngineDeadError(RuntimeError):

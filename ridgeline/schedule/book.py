@@ -5,6 +5,7 @@ the scheduler says who moves.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -113,6 +114,12 @@ class Book:
         self._leave_row(request)
         request.status = Status.WAITING
         self.waits.begin(request, Wait.PREEMPTED, self.waits.now)
+        self.queue.add(request)
+
+    def degrade(self, request: Request) -> None:
+        """A request that waits ranks behind all others from now on."""
+        self.queue.remove(request)
+        request.order = (inf, *request.order)
         self.queue.add(request)
 
     def finish(self, request: Request, reason: Finish, now: float) -> None:

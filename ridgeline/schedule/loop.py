@@ -94,6 +94,8 @@ class Loop:
         while len(self._flights) < self._depth:
             before_s = self._clock.now()
             plan = self._scheduler.plan(before_s)
+            if news := self._scheduler.take_news():
+                self._tell(news, before_s)
             if plan is None:
                 return
             self._flights.append(self._begin(plan, before_s))

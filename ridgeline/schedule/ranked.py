@@ -34,6 +34,10 @@ class Ranked:
         """Those behind a request, which need not be among them."""
         return self._requests[bisect_right(self._requests, request.order, key=_order):]
 
+    def head(self, num: int) -> list[Request]:
+        """At most `num` of them, first in order first."""
+        return self._requests[:num]
+
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=_order)
 

@@ -33,12 +33,13 @@ class Status(enum.Enum):
 
 class Finish(enum.StrEnum):
     """Why a request ended. STOP: an end id, a stop token or (keep_tokens) a stop string; LENGTH: max_tokens
-    or the context border."""
+    or the context border; SHED: sent away before it began, since it would have been late (`overload`)."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    SHED = "shed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class Request:
     is). imported: tokens whose cache came with it and is not in the arena yet; 0 once it has started. wait,
     wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan, and that
     plan's start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
+    must_tokens, late, retry_after_s: what `overload` knows of it.
     """
 
     number: int
@@ -132,6 +134,9 @@ class Request:
     num_chunks: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    must_tokens: int = 0
+    late: bool = False
+    retry_after_s: float | None = None
     wait: Wait | None = None
     wait_since_s: float = 0.0
     waits_s: dict[str, float] = field(default_factory=dict)
@@ -173,7 +178,9 @@ class Request:
             output, times_s={name: at for name, at in times.items() if at is not None}, account=account)
 
     def _account(self) -> dict[str, float | int | str]:
-        return {"num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
+        late = {"late": 1} if self.late else {}
+        retry = {} if self.retry_after_s is None else {"retry_after_s": self.retry_after_s}
+        return {**late, **retry, "num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
                 "num_reused_tokens": self.num_cached, "reuse_limit": self.reuse_limit,
                 "num_chunks": self.num_chunks, "num_drafts": self.num_drafts,
                 "num_accepted": self.num_accepted,

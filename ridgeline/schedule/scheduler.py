@@ -22,6 +22,7 @@ from ridgeline.schedule.budget import share_tokens
 from ridgeline.schedule.door import Door
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.memory import Memory
+from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import RowStart, StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
@@ -50,14 +51,18 @@ class Scheduler:
     policy: ranks requests. eos_token_ids: end a text unless ignore_eos. seed: source of the seeds of requests
     that bring none. cache=False is the naive path: every step computes all known tokens of a row again, from
     position 0. speculation: how many drafts the rows verify, None for an executor that drafts nothing. How
-    many tokens such a step brings is known when it is committed, so nothing is planned ahead of it.
+    many tokens such a step brings is known when it is committed, so nothing is planned ahead of it. overload:
+    what becomes of requests that are certain to be late; None without a deadline.
     """
 
     def __init__(self, capacity: Capacity, manager: Manager, policy: Policy, *, max_num_batched_tokens: int,
                  max_num_seqs: int, eos_token_ids: Sequence[int] = (), seed: int = 0,
-                 cache: bool = True, speculation: Speculation | None = None) -> None:
+                 cache: bool = True, speculation: Speculation | None = None,
+                 overload: Overload | None = None) -> None:
         assert speculation is None or cache, "without a cache there is nothing to verify drafts from"
         self._speculation = speculation
+        self._overload = overload
+        self._news: list[Output] = []
         self._cache = cache
         self._manager = manager
         self._num_pages = capacity.num_pages - 1
@@ -104,6 +109,8 @@ class Scheduler:
     def add(self, new: NewRequest) -> None:
         """Queue a request. RequestError, and nothing kept, when it can never run."""
         self._book.add(new)
+        if self._overload is not None:
+            self._overload.enter(self._book.family(new.id)[0], self._manager)
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None, *,
               now: float) -> list[Output]:
@@ -126,15 +133,26 @@ class Scheduler:
 
     def take_ended(self) -> list[Request]:
         """Choices that ended since the last call, for the trace."""
-        return self._book.take_ended()
+        ended = self._book.take_ended()
+        if self._overload is not None:
+            for request in ended:
+                self._overload.leave(request)
+        return ended
+
+    def take_news(self) -> list[Output]:
+        """News that a plan has made: of requests that were sent away."""
+        news, self._news = self._news, []
+        return news
 
     # ---- a step
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a step in flight comes back."""
+        self._book.waits.now = now
+        if self._overload is not None:
+            self._news += self._overload.judge(self._book, now)
         if not self._book.requests or (self._speculation is not None and self._waits(self._speculation)):
             return None
-        self._book.waits.now = now
         self._memory.make_way()
         counts = self._share()
         draft = None if self._speculation is None else self._draft(self._speculation, counts)
@@ -258,6 +276,7 @@ class Scheduler:
             "num_recomputed_tokens": counters.num_recomputed_tokens,
             "num_surplus_tokens": counters.num_surplus_tokens, "finished": dict(counters.finished),
             **({} if self._speculation is None else self._speculation.stats()),
+            **({} if self._overload is None else self._overload.stats()),
         }
 
     def check(self) -> None:

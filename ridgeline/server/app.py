@@ -7,6 +7,7 @@ for.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -28,6 +29,7 @@ from ridgeline.server.stream import ClientGone, EventStream, until_gone
 from ridgeline.server.tokens import detokenize, tokenize
 
 _JSON = "application/json"
+RETRY_S = 5.0
 _FRESH = {"cache-control": "no-store"}
 
 
@@ -168,8 +170,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
         headers = dict(error.headers or {})
         error = RequestError(known.get(error.status_code, str(error.detail)), status=error.status_code)
     refusal = as_request_error(error)
-    if refusal.status == 503:
-        headers["retry-after"] = "5"
+    if refusal.status in (429, 503):
+        headers["retry-after"] = str(ceil(refusal.retry_after_s or RETRY_S))
     return _json(to_json(error_body(refusal)), refusal.status, headers)
 
 

@@ -89,7 +89,7 @@ _LABELS: Mapping[str, str] = {
     "spec_decode_num_drafts_total": "drafts",
 }
 TTFT_PARTS = ("tokenise", "queue", "schedule", "prefill", "deliver")
-_FINISHED = ("stop", "length", "abort", "error", "refused")
+_FINISHED = ("stop", "length", "abort", "error", "refused", "shed")
 
 
 @dataclass(slots=True)

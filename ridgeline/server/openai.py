@@ -21,7 +21,7 @@ from ridgeline.server.clocks import RequestClock
 from ridgeline.server.completions import CompletionForm
 from ridgeline.server.errors import as_request_error, error_body, unsupported
 from ridgeline.server.form import Form
-from ridgeline.server.job import Engine, Job
+from ridgeline.server.job import Engine, Job, Piece
 from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import chat_params, completion_params
@@ -128,7 +128,7 @@ class OpenAI:
             return await Started.of(self._events(form, request, clock))
         async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
             async for piece in pieces:
-                _check_whole(piece.delta.finish, piece.delta.error)
+                _check_whole(piece, form.job)
         return form.whole()
 
     async def _events(
@@ -142,7 +142,7 @@ class OpenAI:
             try:
                 async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
                     async for piece in pieces:
-                        _check_whole(piece.delta.finish, piece.delta.error)
+                        _check_whole(piece, form.job)
                         usage = form.usage() if always else UNSET
                         body = form.chunk(piece.index, piece.delta, usage)
                         if body is not None:
@@ -157,8 +157,15 @@ class OpenAI:
             yield DONE
 
 
-def _check_whole(finish: str | None, error: str | None) -> None:
+def _check_whole(piece: Piece, job: Job) -> None:
     """A choice that the engine gave up is no answer."""
+    finish, error = piece.delta.finish, piece.delta.error
+    if finish == "shed":
+        news = job.choice(piece.index).last_news
+        after_s = None if news is None else float(news.account.get("retry_after_s", 0.0))
+        raise RequestError(
+            f"the server is overloaded: {error}", code="overloaded", status=429, retry_after_s=after_s
+        )
     if finish == "error":
         _LOG.error("the engine gave a request up: %s", error)
         raise RequestError(

@@ -1,0 +1,143 @@
+"""Requests that certainly miss their deadline: who they are, and whether they wait on, are sent away, or rank
+behind all others from then on.
+
+Certainly: the floor of the work that must be done before a request's first token ends after its deadline. A
+floor is what no machine undercuts, in one step for all of it; and of the work counts only what nobody can be
+spared: prompt tokens that no cache holds and no living prompt brings along, of the request itself and, under
+a policy that keeps its order, of those before it. (That a prompt repeats what another request is generating
+at this moment is not foreseen, nor that somebody leaves.)
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.book import Book
+from ridgeline.schedule.request import Finish, Output, Request
+from ridgeline.schedule.speculate import Shape
+
+LOOK = 8  # of the queue's first, whose deadlines are looked at in each plan
+
+
+class Mode(enum.StrEnum):
+    """What becomes of a request that certainly misses its deadline."""
+
+    QUEUE = "queue"
+    SHED = "shed"
+    DEGRADE = "degrade"
+
+
+class Overload:
+    """ttft_s: from a request's arrival to its deadline. price: the floor of a step. passes: how many of those
+    before it a request may pass, by the policy; None under one that keeps no order."""
+
+    def __init__(self, *, mode: Mode, ttft_s: float, price: Callable[[Shape], float], block_tokens: int,
+                 passes: int | None) -> None:
+        self._mode = mode
+        self._ttft_s = ttft_s
+        self._price = price
+        self._block_tokens = block_tokens
+        self._passes = passes
+        self._keys: dict[int, list[int]] = {}
+        self._living: Counter[int] = Counter()  # blocks by the digest of all up to their end
+        self._fresh: list[Request] = []
+        self._counts = {"num_late": 0, "num_shed": 0, "num_degraded": 0}
+
+    def stats(self) -> dict[str, int]:
+        """Since the start: choices that were certain to miss, and what was done to them."""
+        return dict(self._counts)
+
+    # ---- who must be computed
+
+    def enter(self, request: Request, manager: KVManager) -> None:
+        """A request has joined the queue."""
+        size, length = self._block_tokens, request.num_prompt
+        keys = _chain(request, size)
+        cached = manager.lookup(request.tokens, request.cache_salt, length - 1) // size
+        new = sum(key not in self._living for key in keys[cached:])
+        # The first block of these may begin as another's does.
+        request.must_tokens = max(1, new * size + length % size - (size - 1)) if new else 1
+        self._keys[request.number] = keys
+        self._living.update(keys)
+        self._fresh.append(request)
+
+    def leave(self, request: Request) -> None:
+        """It has ended."""
+        for key in self._keys.pop(request.number, ()):
+            self._living[key] -= 1
+            if not self._living[key]:
+                del self._living[key]
+
+    # ---- who is late
+
+    def judge(self, book: Book, now: float) -> list[Output]:
+        """Look at those who came since the last call, by the work before them, and at the first of the queue,
+        by their own; the news of those who are sent away."""
+        news: list[Output] = []
+        looked = [request for request in self._fresh if request.row < 0 and request.finish is None]
+        self._fresh.clear()
+        behind = {request.number for request in looked}
+        for request in [*looked, *book.queue.head(LOOK)]:
+            if request.late or request.finish is not None or request.first_scheduled_s is not None:
+                continue
+            before = self._before(book, request) if request.number in behind else 0
+            least_s = self._least_s(before + request.must_tokens)
+            if now + least_s > request.arrived_s + self._ttft_s:
+                news += self._act(book, request, least_s, now)
+        return news
+
+    def _before(self, book: Book, request: Request) -> int:
+        """Tokens that are computed before the request's last one, whatever happens."""
+        if self._passes is None:
+            return 0
+        waiting = sorted(other.must_tokens for other in book.queue if other.order < request.order)
+        rows = book.rows
+        rest = np.maximum(rows.num_prompt - rows.scheduled, 0)
+        running = sum(int(rest[other.row]) for other in book.running if other.order < request.order)
+        return running + sum(waiting[:len(waiting) - self._passes] if self._passes else waiting)
+
+    def _least_s(self, num_tokens: int) -> float:
+        """The floor of so many prompt tokens: read together, each with as little before it as can be."""
+        blocks = -(-num_tokens // self._block_tokens)
+        count = np.full(blocks, self._block_tokens, np.int64)
+        count[-1] -= blocks * self._block_tokens - num_tokens
+        return self._price(Shape(start=np.zeros(blocks, np.int64), count=count, num_sampled=1))
+
+    def _act(self, book: Book, request: Request, least_s: float, now: float) -> list[Output]:
+        family: Sequence[Request] = book.family(request.id)
+        for choice in family:
+            choice.late = True
+        self._counts["num_late"] += len(family)
+        if self._mode is Mode.DEGRADE:
+            self._counts["num_degraded"] += len(family)
+            book.degrade(request)
+        if self._mode is not Mode.SHED:
+            return []
+        self._counts["num_shed"] += len(family)
+        return self._shed(book, family, least_s, now)
+
+    def _shed(self, book: Book, family: Iterable[Request], least_s: float, now: float) -> list[Output]:
+        """retry_after_s: until the work that stands now, at its floor, leaves time for a deadline again."""
+        rest = sum(other.must_tokens for other in book.queue) + int(book.rows.pending().sum())
+        retry_s = max(1.0, self._least_s(max(1, rest)) - self._ttft_s)
+        news = []
+        for choice in family:
+            waited_s = now - choice.arrived_s
+            choice.retry_after_s = retry_s
+            book.finish(choice, Finish.SHED, now)
+            news.append(choice.news(error=(
+                f"the first token is due {self._ttft_s:g} s after arrival, {waited_s:.3g} s have passed, and "
+                f"what must be computed first takes at least {least_s:.3g} s")))
+        return news
+
+
+def _chain(request: Request, size: int) -> list[int]:
+    """A key for each full block of the prompt, equal for equal tokens up to its end under an equal salt."""
+    key, keys, text = hash(request.cache_salt), [], request.prompt.tobytes()
+    for place in range(0, request.num_prompt // size * size * 4, size * 4):
+        key = hash((key, text[place:place + size * 4]))
+        keys.append(key)
+    return keys

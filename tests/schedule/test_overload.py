@@ -1,0 +1,115 @@
+"""Who certainly misses a deadline: never somebody who would have made it, and what becomes of the others."""
+
+import random
+
+import pytest
+
+from ridgeline.base.stats import ttft_s
+from ridgeline.schedule.overload import Mode, Overload
+from ridgeline.schedule.request import Finish
+from ridgeline.schedule.speculate import Shape
+from ridgeline.spec.sampling import SamplingParams
+from tests.helpers_schedule import Harness
+
+STEP_TOKENS = 16
+
+
+def price(step: Shape) -> float:
+    """A machine whose steps of the fake executor (1 s each) never go below it."""
+    return float(step.count.sum()) / STEP_TOKENS
+
+
+def overload(mode: str, ttft_s: float, passes: int | None = 0) -> Overload:
+    return Overload(mode=Mode(mode), ttft_s=ttft_s, price=price, block_tokens=4, passes=passes)
+
+
+def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True, n=n)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(8, 40) for _ in range(length)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_is_called_late_is_late(seed: int) -> None:
+    """Also when prompts share what another one computes meanwhile; and some are found long before."""
+    dice = random.Random(seed)
+    aim = dice.choice((3.0, 5.0))
+    harness = Harness(num_rows=4, num_pages=80, max_step_tokens=STEP_TOKENS, max_model_len=64, depth=1,
+                      overload=overload("queue", aim), check=False)
+    stems = [prompt(number, 24) for number in range(3)]
+    for number in range(40):
+        own = prompt(100 + number, dice.randint(1, 30))
+        harness.add(str(number), [*dice.choice(stems)[:dice.choice((0, 0, 13, 24))], *own], greedy(3))
+        if dice.random() < 0.35:
+            harness.step()
+    called = harness.scheduler.stats()["num_late"]
+    harness.run()
+    late = {name for (name, _), told in harness.told.items() if told.last.account.get("late")}
+    missed = {record.id for record in harness.trace.requests if ttft_s(record) > aim}
+    assert late <= missed and len(late) > len(missed) / 2, (late - missed, len(late), len(missed))
+    assert called and harness.scheduler.stats()["num_shed"] == 0
+
+
+def test_what_a_cache_or_a_neighbour_brings_along_is_not_counted() -> None:
+    """Ten equal prompts are the work of one, whether it is computed already or about to be."""
+    for equal in (True, False):
+        harness = Harness(num_rows=2, max_step_tokens=STEP_TOKENS, depth=1, overload=overload("queue", 3.5))
+        for number in range(10):
+            harness.add(str(number), prompt(1 if equal else number, 41), greedy(1))
+        harness.loop.launch()
+        assert harness.scheduler.stats()["num_late"] == (0 if equal else 9)
+        harness.run()
+    late = harness.scheduler.stats()["num_late"]
+    harness.add("cached", prompt(9, 41), greedy(1))
+    harness.add("new", prompt(10, 71), greedy(1))
+    harness.loop.launch()
+    assert harness.scheduler.stats()["num_late"] == late + 1
+    harness.run()
+    assert harness.told["new", 0].last.account["late"]
+
+
+def test_who_is_shed_holds_nothing_and_is_told_when_to_come_again() -> None:
+    """By the work before it at once; by its own once its deadline has passed in the queue."""
+    harness = Harness(num_rows=1, max_step_tokens=STEP_TOKENS, depth=1, overload=overload("shed", 4.0))
+    harness.add("runs", prompt(1, 40), greedy(6))
+    harness.step()
+    harness.add("waits", prompt(2, 16), greedy(2, n=2))
+    harness.add("far", prompt(3, 40), greedy(2))
+    harness.step()
+    far = harness.told["far", 0].last
+    assert far.finish is Finish.SHED and "at least" in far.error
+    assert far.account["late"] and far.account["retry_after_s"] == 1.0
+    assert not harness.told["waits", 0].last
+    for _ in range(4):
+        harness.step()
+    for choice in (0, 1):
+        assert harness.told["waits", choice].last.finish is Finish.SHED
+    harness.run()
+    assert harness.finish_of("runs") is Finish.LENGTH and harness.scheduler.stats()["num_shed"] == 3
+    assert harness.scheduler.stats()["finished"]["shed"] == 3
+
+
+def test_who_is_degraded_lets_those_pass_who_can_still_make_it() -> None:
+    harness = Harness(num_rows=1, max_step_tokens=STEP_TOKENS, depth=1, overload=overload("degrade", 3.0))
+    harness.add("large", prompt(1, 60), greedy(2))
+    harness.add("small", prompt(2, 5), greedy(2))
+    harness.run()
+    records = {record.id: record for record in harness.trace.requests}
+    assert ttft_s(records["small"]) == 1.0 and ttft_s(records["large"]) > 3.0
+    accounts = [harness.told[name, 0].last.account for name in ("large", "small")]
+    assert ["late" in account for account in accounts] == [True, False]
+    assert harness.scheduler.stats()["num_degraded"] == 1
+
+
+def test_without_an_order_only_ones_own_work_is_certain() -> None:
+    for passes, late in ((None, 0), (0, 1), (1, 0)):
+        harness = Harness(num_rows=1, max_step_tokens=STEP_TOKENS, depth=1,
+                          overload=overload("queue", 3.0, passes))
+        harness.add("first", prompt(1, 40), greedy(1))
+        harness.add("second", prompt(2, 20), greedy(1))
+        harness.loop.launch()
+        assert harness.scheduler.stats()["num_late"] == late, passes
+        harness.run()
