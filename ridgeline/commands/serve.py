@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds, word
@@ -25,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         default=[],
         help="may be given several times; $RIDGELINE_API_KEY keeps it out of the process list",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a key a line and, if it has one, its priority: none of its requests is sooner (lower is sooner)",
     )
     group.add_argument(
         "--allowed-origin",
@@ -54,13 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ridgeline.base.config import api_keys
+    from ridgeline.server.access import read_keys
     from ridgeline.server.config import ServerConfig
     from ridgeline.server.serve import serve
 
     settings = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=(*args.api_key, *api_keys()),
+        api_keys=dict.fromkeys((*args.api_key, *api_keys()))
+        | ({} if args.api_key_file is None else read_keys(args.api_key_file)),
         allowed_origins=tuple(args.allowed_origin),
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,

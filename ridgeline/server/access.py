@@ -10,15 +10,17 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import ConfigError, RequestError
 from ridgeline.server.errors import error_body
 
 OPEN = frozenset({"/health", "/ready", "/ping"})
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_PRIORITY = re.compile("-?[0-9]{1,9}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
@@ -33,10 +35,11 @@ class Caller:
 
 
 class Keys:
-    """API keys, kept as digests. No keys means that every caller is let in. priorities: of some of them."""
+    """API keys, kept as digests: some keys, or each with its priority or None. No keys means that every
+    caller is let in."""
 
-    def __init__(self, keys: Iterable[str] = (), priorities: Mapping[str, int] | None = None) -> None:
-        given = dict.fromkeys(keys) | dict(priorities or {})
+    def __init__(self, keys: Iterable[str] | Mapping[str, int | None] = ()) -> None:
+        given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys)
         self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
 
     def caller(self, authorization: bytes, request_id: str) -> Caller | None:
@@ -50,6 +53,27 @@ class Keys:
             return None
         digest, priority = found[0]
         return Caller(request_id=request_id, tenant=digest.hex()[:16], priority=priority)
+
+
+def read_keys(path: Path) -> dict[str, int | None]:
+    """API keys from a file, with the priority of each or None: a line holds a key and may hold a whole number
+    after it; # begins a comment. ConfigError names the line, and shows no key."""
+    keys: dict[str, int | None] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the API keys cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2 or (len(words) == 2 and not _PRIORITY.fullmatch(words[1])) or words[0] in keys:
+            raise ConfigError(
+                f"{path}, line {number}: expected a key, there once, and at most its priority after "
+                "it, a whole number of up to 9 digits (lower is sooner)"
+            )
+        keys[words[0]] = int(words[1]) if len(words) == 2 else None
+    return keys
 
 
 class Access:

@@ -119,7 +119,7 @@ class OpenAI:
             self.served.text.tokenizer,
             prompts,
             params,
-            priority=request.priority or 0,
+            priority=_priority(request.priority, clock.caller.priority),
             cache_salt=request.cache_salt or "",
         )
 
@@ -155,6 +155,13 @@ class OpenAI:
                     raise
                 yield event(to_json(error_body(as_request_error(error))))
             yield DONE
+
+
+def _priority(asked: int | None, least: int | None) -> int:
+    """A request may be later than its API key's priority, never sooner."""
+    if asked is None or least is None:
+        return asked or least or 0
+    return max(asked, least)
 
 
 def _check_whole(piece: Piece, job: Job) -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import bound
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.start import start
@@ -25,6 +26,8 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
 
     Raises RidgelineError before anything listens when the address is taken or the model cannot be served.
     """
+    if config.policy != "priority" and any(one is not None for one in settings.api_keys.values()):
+        raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with bound(settings.host, settings.port) as listener:
         run(_serve(config, settings, pages, listener))

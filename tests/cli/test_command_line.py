@@ -21,8 +21,8 @@ ENGINE = {
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {
-        "--host", "--port", "--api-key", "--allowed-origin", "--served-model-name", "--shutdown-timeout",
-        "--stall-timeout", "--config",
+        "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
+        "--shutdown-timeout", "--stall-timeout", "--config",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,

@@ -31,8 +31,8 @@ ACCOUNT = {"num_preemptions": 0, "num_chunks": 1, "waited_rows_s": 0.25, "floor_
 class FakeEngine:
     """Every choice gets the tokens of `text`, then the end id, one at a time.
 
-    refuse: the error of every submit. gate: when set, news waits for it. fail_after: tokens before a choice
-    breaks.
+    refuse: the error of every submit. shed: every request is sent away. gate: when set, news waits for it.
+    fail_after: tokens before a choice breaks.
     """
 
     def __init__(self, text: TextLayer, answer: str = "hello") -> None:
@@ -43,6 +43,8 @@ class FakeEngine:
         self.gate: asyncio.Event | None = None
         self.fail_after: int | None = None
         self.submitted: list[tuple[list[int], SamplingParams]] = []
+        self.ranks: list[tuple[int, str]] = []
+        self.shed = False
         self.aborts: list[tuple[int | None, int | None]] = []
         self.open: set[str] = set()
         self.stats: dict[str, Any] = {
@@ -81,6 +83,10 @@ class FakeEngine:
         arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:
         self.submitted.append((list(prompt), params))
+        self.ranks.append((priority, tenant))
+        if self.shed:
+            yield News(id=request_id, finish="shed", error="late", account={"retry_after_s": 7.25, "late": 1})
+            return
         if self.refuse is not None:
             raise self.refuse
         self.open.add(request_id)
@@ -142,7 +148,9 @@ def fake_text() -> TextLayer:
     return text_from_gguf({**byte_level_metadata(), "tokenizer.chat_template": TEMPLATE})
 
 
-def fake_api(answer: str = "hello", text: TextLayer | None = None) -> tuple[OpenAI, FakeEngine]:
+def fake_api(
+    answer: str = "hello", text: TextLayer | None = None, *, takes_priority: bool = False
+) -> tuple[OpenAI, FakeEngine]:
     """The endpoints of a model "m" with a context of 256 tokens over a fake engine."""
     text = text or fake_text()
     engine = FakeEngine(fake_text(), answer)
@@ -151,6 +159,7 @@ def fake_api(answer: str = "hello", text: TextLayer | None = None) -> tuple[Open
         vocab_size=259,
         max_request_tokens=CONTEXT - 56,
         text=text,
+        takes_priority=takes_priority,
         defaults={"temperature": 0.5},
     )
     return OpenAI(served, engine, WallClock()), engine
