@@ -13,6 +13,9 @@ from ridgeline.base.errors import RequestError
 from ridgeline.frontend.messages import normalize_messages
 from ridgeline.frontend.template import ChatTemplate
 from ridgeline.frontend.tokenizer import Tokenizer
+from ridgeline.frontend.tools.call import read_tools
+from ridgeline.frontend.tools.formats import format_of
+from ridgeline.frontend.tools.prompt import knows_tools, with_tools
 
 # Noncharacters mean nothing in any text; one that occurs nowhere in a request can mark a place in it.
 _GUARDS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
@@ -68,6 +71,8 @@ class TextLayer:
                 param="messages",
             )
         clean: Any = normalize_messages(messages)
+        if tools and not knows_tools(self.template.sources):
+            clean, tools = with_tools(clean, read_tools(tools), format_of(self.template.sources)), None
         given: Any = (clean, list(tools or []), dict(variables or {}))
         control = tokenizer.control_spellings
         guard = None

@@ -136,6 +136,11 @@ class Tokenizer:
             if text is not None
         }
 
+    def control_id(self, spelling: str) -> int | None:
+        """The control token of this spelling, if there is one."""
+        token = self._backend.token_to_id(spelling) if spelling else None
+        return token if token in self.special_ids else None
+
     def is_special(self, token: int) -> bool:
         """True for a control token: it adds nothing to a text that skips special tokens."""
         return token in self.special_ids

@@ -76,8 +76,27 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+class CallFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """arguments: JSON text, in a stream a piece of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """index only in streams; there only a call's first piece has id, type and name."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: CallFunction
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str
+    """content is null where the answer is tool calls alone."""
+
+    content: str | None
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
     role: str = "assistant"
     refusal: None = None
 
@@ -100,6 +119,7 @@ class ChatCompletion(Body, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Choice, frozen=True, kw_only=True):

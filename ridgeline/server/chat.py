@@ -13,7 +13,9 @@ from ridgeline.server.answers import (
     to_json,
 )
 from ridgeline.server.form import ChunkUsage, Form
+from ridgeline.server.job import Job
 from ridgeline.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
+from ridgeline.server.tools import ChoiceReader, Told, ToolUse
 
 
 class ChatForm(Form):
@@ -21,14 +23,18 @@ class ChatForm(Form):
 
     prefix = "chatcmpl"
 
+    def __init__(self, job: Job, model: str, *, with_ids: bool, use: ToolUse | None = None) -> None:
+        super().__init__(job, model, with_ids=with_ids)
+        self._readers = [] if use is None else [ChoiceReader(use.form) for _ in range(job.params.n)]
+
     def whole(self) -> bytes:
         job = self.job
-        choices = [
+        choices = [  # the message first: it says whether something was called
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=choice.text),
+                message=self._message(index, choice.text),
                 logprobs=chat_logprobs(job.entries[index]) if job.params.logprobs is not None else None,
-                finish_reason=choice.finish or "error",
+                finish_reason=self._finish(index, choice.finish) or "error",
                 stop_reason=choice.stop_reason,
                 token_ids=choice.token_ids if self.with_ids else UNSET,
             )
@@ -51,16 +57,18 @@ class ChatForm(Form):
     def chunk(self, index: int, delta: Delta, usage: ChunkUsage) -> bytes | None:
         first = self.is_first(index)
         with_ids = self.with_ids and bool(delta.token_ids)
-        if not (first or delta.text or delta.entries or delta.finish or with_ids):
+        told = self._told(index, delta)
+        if not (first or told.text or told.calls or delta.entries or delta.finish or with_ids):
             return None
         choice = ChatChunkChoice(
             index=index,
             delta=ChatDelta(
                 role="assistant" if first else UNSET,
-                content=delta.text if delta.text or first else UNSET,
+                content=told.text if told.text or first else UNSET,
+                tool_calls=told.calls or UNSET,
             ),
             logprobs=chat_logprobs(delta.entries) if delta.entries else None,
-            finish_reason=delta.finish,
+            finish_reason=self._finish(index, delta.finish),
             stop_reason=UNSET if delta.finish is None else delta.stop_reason,
             token_ids=list(delta.token_ids) if with_ids else UNSET,
         )
@@ -74,6 +82,22 @@ class ChatForm(Form):
                 prompt_token_ids=self.job.prompts[0].token_ids if first and self.with_ids else UNSET,
             )
         )
+
+    def _told(self, index: int, delta: Delta) -> Told:
+        if not self._readers:
+            return Told(text=delta.text)
+        return self._readers[index].piece(delta.text, last=delta.finish is not None)
+
+    def _message(self, index: int, text: str) -> AssistantMessage:
+        told = self._readers[index].whole(text) if self._readers else Told(text=text)
+        return AssistantMessage(
+            content=told.text if told.text or not told.calls else None, tool_calls=told.calls or UNSET
+        )
+
+    def _finish(self, index: int, finish: str | None) -> str | None:
+        """A text that ended by itself after a call ended to have it made."""
+        called = finish == "stop" and self._readers and self._readers[index].has_called
+        return "tool_calls" if called else finish
 
     def usage_chunk(self) -> bytes:
         return to_json(

@@ -6,6 +6,8 @@ A refusal is raised before the first event exists; what fails later is told insi
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 from msgspec import UNSET
 
@@ -26,10 +28,11 @@ from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import chat_params, completion_params
 from ridgeline.server.parse import parse
-from ridgeline.server.prompts import Prompt, chat_prompt, check_fits, completion_prompts
+from ridgeline.server.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
 from ridgeline.server.served import Served
 from ridgeline.server.stream import DONE, Started, event
 from ridgeline.server.structured import grammar_of
+from ridgeline.server.tools import ToolUse, tool_use
 from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.spec.sampling import SamplingParams
 
@@ -71,19 +74,23 @@ class OpenAI:
             request = parse(body, ChatRequest)
             self.check_model(request.model)
             served = self.served
+            use = await beside(len(body), partial(tool_use, request, served))
             params = chat_params(
-                request, served.vocab_size, served.defaults, await grammar_of(request)
+                request, served.vocab_size, served.defaults, _one(await grammar_of(request), use)
             )
+            if use is not None and use.shows_control:
+                params = replace(params, skip_special_tokens=False)
             self._check_served(request, params)
             prompt = await chat_prompt(
                 served.text,
                 request.messages,
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
+                tools=() if use is None else use.tools,
             )
             check_fits(prompt.token_ids, served, "messages")
             job = self._job(request, [prompt], params, clock)
-            form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids))
+            form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids), use=use)
             return await self._reply(form, request, clock)
 
     def check_model(self, name: str | None) -> None:
@@ -162,6 +169,18 @@ def _priority(asked: int | None, least: int | None) -> int:
     if asked is None or least is None:
         return asked or least or 0
     return max(asked, least)
+
+
+def _one(structured: str | None, use: ToolUse | None) -> str | None:
+    """The grammar of an answer, which tools and a structure cannot both say."""
+    if structured is not None and use is not None:
+        raise RequestError(
+            'tools: the answer cannot be a call and have a structure too; set tool_choice "none", or leave '
+            "out what asks for the structure",
+            param="tools",
+            code="invalid_value",
+        )
+    return structured if use is None else use.grammar
 
 
 def _check_whole(piece: Piece, job: Job) -> None:

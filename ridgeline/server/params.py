@@ -53,7 +53,6 @@ def chat_params(
 ) -> SamplingParams:
     """Raises RequestError. Without a limit the answer may run to the end of the context."""
     _refuse_absent_features(request)
-    _refuse_tools(request)
     limits = {value for value in (request.max_tokens, request.max_completion_tokens) if value is not None}
     if len(limits) > 1:
         raise _bad("max_tokens", "differs from max_completion_tokens; send one of them")
@@ -79,17 +78,6 @@ def _refuse_absent_features(request: Generate) -> None:
         raise _bad("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
         raise _bad("prompt_logprobs", "needs stream to be false")
-
-
-def _refuse_tools(request: ChatRequest) -> None:
-    if request.tools and request.tool_choice != "none":
-        raise unsupported(
-            "tools", 'tool calls are not supported by this server; leave tools out or set tool_choice "none"'
-        )
-    if request.tool_choice not in (None, "none", "auto"):
-        raise unsupported(
-            "tool_choice", 'tool calls are not supported by this server; accepted: "none" and "auto"'
-        )
 
 
 def _common(

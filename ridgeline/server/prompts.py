@@ -13,6 +13,7 @@ import msgspec
 
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.text import TextLayer
+from ridgeline.frontend.tools.call import Tool
 from ridgeline.server.limits import LIMITS
 from ridgeline.server.served import Served
 from ridgeline.server.types import Message
@@ -55,6 +56,7 @@ async def chat_prompt(
     *,
     add_generation_prompt: bool | None,
     variables: Mapping[str, Any] | None,
+    tools: Sequence[Tool] = (),
 ) -> Prompt:
     """A conversation rendered by the model's template. Raises RequestError with the message at fault as
     param.
@@ -68,6 +70,7 @@ async def chat_prompt(
             turns,
             add_generation_prompt=add_generation_prompt is not False,
             variables=variables,
+            tools=[tool.as_given() for tool in tools],
         ),
     )
     if not chat.token_ids:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.frontend.text import TextLayer
+from ridgeline.frontend.tools.formats import HERMES, CallFormat
 from ridgeline.server.answers import ModelCard
 
 
@@ -11,7 +12,7 @@ from ridgeline.server.answers import ModelCard
 class Served:
     """takes_priority: the engine's policy looks at a request's priority. vocab_size: token ids that a prompt
     may hold. max_request_tokens: prompt and output of one request that the KV cache can hold. defaults:
-    sampling values from the model's generation_config, by field name.
+    sampling values from the model's generation_config, by field name. tool_form: how the model writes calls.
     """
 
     card: ModelCard
@@ -19,4 +20,5 @@ class Served:
     max_request_tokens: int
     text: TextLayer
     takes_priority: bool = False
+    tool_form: CallFormat = HERMES
     defaults: Mapping[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.frontend.client import STALL_S, EngineClient
 from ridgeline.frontend.files import load_text
 from ridgeline.frontend.text import TextLayer
+from ridgeline.frontend.tools.formats import format_of
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.server.answers import ModelCard
@@ -97,6 +98,7 @@ def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], na
         text=text,
         takes_priority=info["policy"] == "priority",
         defaults=checkpoint.sampling_defaults,
+        tool_form=format_of({} if text.template is None else text.template.sources),
     )
 
 

@@ -141,8 +141,8 @@ class ChatRequest(Generate, kw_only=True):
     """POST /v1/chat/completions. max_completion_tokens is max_tokens by its newer name; both absent: to the
     border.
 
-    chat_template_kwargs: values for the model's own template (such as enable_thinking). tools: accepted with
-    tool_choice "none" only, and then not shown to the model.
+    chat_template_kwargs: values for the model's own template (such as enable_thinking). tools: not shown to
+    the model with tool_choice "none".
     """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
