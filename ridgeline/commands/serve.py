@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="a key a line and, if it has one, its priority: none of its requests is sooner (lower is sooner)",
+        help="a key a line and, if it has one, its priority: no request of it is sooner (lower is sooner)",
     )
     group.add_argument(
         "--allowed-origin",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ridgeline.kv.manager import KVManager
+from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.speculate import Shape
@@ -52,7 +52,7 @@ class Overload:
 
     # ---- who must be computed
 
-    def enter(self, request: Request, manager: KVManager) -> None:
+    def enter(self, request: Request, manager: Manager) -> None:
         """A request has joined the queue."""
         size, length = self._block_tokens, request.num_prompt
         keys = _chain(request, size)
