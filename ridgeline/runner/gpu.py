@@ -17,6 +17,7 @@ hidden.
 """
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.kernels.ahead import compile_all, missing
+from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.choose import Chooser, Scores
@@ -135,16 +137,21 @@ class GpuExecutor:
 
     def prepare(self) -> None:
         """Before the first request: compile what any step launches, by several processes at once where it is
-        not compiled yet, and record the graphs."""
+        not compiled yet, record the graphs, and run the longest prompts, so that libraries are loaded and
+        the allocator has seen the largest step."""
         if self._graphs is None:
             return
         with missing() as jobs:
             self._graphs.record_all()
-            self._prompt()
+            self._prompts(2)
         if jobs:
             compile_all(jobs)
             self._graphs.record_all()
-            self._prompt()
+            self._prompts(2)
+        most = self._capacity.max_step_tokens
+        with suppress(torch.OutOfMemoryError):  # such a step will be halved
+            for num_tokens in {most, min(most, LIBRARY_TOKENS)}:
+                self._prompts(num_tokens)
         torch.cuda.synchronize(self._device)
 
     def begin(self, plan: StepPlan, now: float) -> int:
@@ -197,12 +204,16 @@ class GpuExecutor:
 
     # ---- a step
 
-    def _prompt(self) -> None:
-        """A prompt of two tokens through the model, in a page that no request has yet."""
-        zero = np.zeros(1, np.int32)
+    def _prompts(self, num_tokens: int) -> None:
+        """Prompts of so many tokens together through the model, in a page that no request has yet."""
+        left, counts = num_tokens, list[int]()
+        while left and len(counts) < self._capacity.num_rows:
+            counts.append(min(left, self._capacity.max_model_len))
+            left -= counts[-1]
+        rows, zeros = np.arange(len(counts), dtype=np.int32), np.zeros(len(counts), np.int32)
         plan = StepPlan(
-            step=0, request=zero.astype(np.int64), row=zero, start=zero, count=zero + 2,
-            sample=zero.astype(np.uint8), draft=zero, tokens=np.zeros(2, np.int32), num_decodes=0,
+            step=0, request=rows.astype(np.int64), row=rows, start=zeros, count=np.array(counts, np.int32),
+            sample=zeros.astype(np.uint8), draft=zeros, tokens=np.zeros(sum(counts), np.int32), num_decodes=0,
             row_starts=(), tables=(), copies=Copies.none(),
         )  # fmt: skip
         with torch.inference_mode():

@@ -44,8 +44,8 @@ def attention(dim: int, folder: Path, pdl: int) -> Compiled:
 
     tile = tile_for(group=4, dim=dim, kv_bytes=2)
     constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=64,
-                     BT=tile.tokens, NP=4, GN=2, SHARED=False, QK_NORM=True, SINK=False, WINDOW=False, PDL=pdl,
-                     INTERPRET=False)
+                     BT=tile.tokens, NP=4, GN=2, SHARED=False, QK_NORM=True, SINK=False, WINDOW=False,
+                     PDL=pdl, INTERPRET=False)
     return compile_for_hopper(decode_kernel, folder, constants=constants, descriptors={},
                               num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
                               launch_pdl=pdl > 0)

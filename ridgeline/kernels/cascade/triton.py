@@ -14,10 +14,10 @@ from ridgeline.kernels.decode_attention.triton import _attend, _turned
 @triton.jit
 def shared_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, members_ptr, work_ptr, total_ptr, cos_ptr, sin_ptr,
                   qn_ptr, part_o, part_ml, lock_ptr, stride_qkv, stride_table, stride_angle, stride_page,
-                  stride_token, stride_head, scale, eps, first_slot, row_slots, HKV: tl.constexpr, G: tl.constexpr,
-                  GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
-                  C: tl.constexpr, BT: tl.constexpr, QK_NORM: tl.constexpr, PDL: tl.constexpr,
-                  INTERPRET: tl.constexpr):
+                  stride_token, stride_head, scale, eps, first_slot, row_slots, HKV: tl.constexpr,
+                  G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+                  P: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, QK_NORM: tl.constexpr,
+                  PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """work [items, 4]: (first of members, how many, first token, end), a piece of a prefix each. Leaves every
     row's sums in its slots, row_slots of each row and KV head from first_slot on, where decode_kernel finds
     them, and counts as an arrival there."""

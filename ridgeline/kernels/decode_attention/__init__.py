@@ -8,7 +8,7 @@ Legend: S rows, M query heads, G KV heads, D head width, R rotary width, N arena
 pages a row.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -209,7 +209,8 @@ class DecodeAttention:
             qkv_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0),
             keys_NPGD.stride(1), keys_NPGD.stride(2), scale * self._k_scale, eps, 2 * plan.programs,
             shared.most + 1, kv_heads, shared.num_heads, tile_heads(shared), dim, _power(dim),
-            rows.cos_SR.shape[1], plan.page_tokens, shared.piece, tile.tokens, q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
+            rows.cos_SR.shape[1], plan.page_tokens, shared.piece, tile.tokens,
+            q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
             num_warps=8, num_stages=2, **self._gpu.launch_options())
 
 
