@@ -36,7 +36,8 @@ class _Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities on their way to the host. asked: (place in the plan, row of the tensors, top k)."""
+    """Log-probabilities on their way to the host. asked: (place in the plan or prompt, row of the tensors,
+    top k)."""
 
     ids_SK: Tensor
     values_SK: Tensor
@@ -107,9 +108,19 @@ class Chooser:
         tops = self._tops[rows]
         if tops.max(initial=-1) < 0:
             return None
-        found = self._sampling.logprobs(logits_SV, lens_S, tokens_S, int(tops.max()))
-        ids, values, ranks = (_retrieved(x) for x in found)
         asked = tuple((int(places[i]), int(i), int(tops[i])) for i in np.flatnonzero(tops >= 0))
+        return self._scored(logits_SV, lens_S, tokens_S, asked)
+
+    def taken(self, logits_SV: Tensor, tokens_S: Tensor, tops: int) -> Scores:
+        """Log-probabilities of these tokens, by row of the logits."""
+        lens_S = torch.ones(len(tokens_S), dtype=torch.int32, device=tokens_S.device)
+        return self._scored(logits_SV, lens_S, tokens_S.int(), tuple((i, i, tops) for i in range(len(lens_S))))
+
+    def _scored(
+        self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, asked: tuple[tuple[int, int, int], ...]
+    ) -> Scores:
+        found = self._sampling.logprobs(logits_SV, lens_S, tokens_S, max(tops for *_, tops in asked))
+        ids, values, ranks = (_retrieved(x) for x in found)
         return Scores(ids_SK=ids, values_SK=values, ranks_S=ranks, asked=asked)
 
 

@@ -10,7 +10,7 @@ Charter:
   4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes;
      rows whose numbers are not finite are found on the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
-  6. Nothing waits inside a step but prompt log-probabilities, for the rows that ask for them.
+  6. Nothing waits inside a step.
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
 hidden.
@@ -54,7 +54,7 @@ class _Slot:
 @dataclass(slots=True, kw_only=True)
 class _Flight:
     """A step on its way. out_2R: pinned, whole once the slot's `ended` is reached: tokens, and 1 for a row
-    that is not finite. sampled: places that have a token there."""
+    that is not finite. sampled: places that have a token there. prompts: (place, first position, scores)."""
 
     plan: StepPlan
     ticket: int
@@ -64,7 +64,14 @@ class _Flight:
     experts_read: int = 0
     errors: dict[int, str] = field(default_factory=dict)
     scores: list[Scores] = field(default_factory=list)
-    prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+    prompts: list[tuple[int, int, Scores]] = field(default_factory=list)
+
+    def _prompt_logprobs(self) -> dict[int, list[tuple[int, RowLogprobs]]]:
+        """By place, in order of positions."""
+        found: dict[int, list[tuple[int, RowLogprobs]]] = {}
+        for place, low, scores in self.prompts:
+            found.setdefault(place, []).extend((low + i, one) for i, (one,) in scores.read().items())
+        return found
 
     def result(self, started_s: float, finished_s: float) -> StepResult:
         plan, out_2R = self.plan, self.out_2R.numpy()[:, : self.plan.num_rows]
@@ -89,7 +96,7 @@ class _Flight:
                 for place, one in scores.read().items()
                 if not failed[place]
             },
-            prompt_logprobs={place: one for place, one in self.prompt_logprobs.items() if not failed[place]},
+            prompt_logprobs={p: found for p, found in self._prompt_logprobs().items() if not failed[p]},
             returned_tickets=plan.copies.ticket,
             experts_read=self.experts_read,
             started_s=started_s,
@@ -121,7 +128,7 @@ class GpuExecutor:
         self._cache = PageCache(capacity.layout, capacity.num_pages, device)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
-        self._scores = PromptScores(model, self._rows, capacity.vocab_size)
+        self._scores = PromptScores(model, self._rows, capacity.vocab_size, most=capacity.num_rows)
         assert model.gpu is not None
         num_rows = capacity.num_rows
         self._chooser = Chooser(model.gpu, self._rows, num_rows=num_rows, vocab_size=capacity.vocab_size)
@@ -259,9 +266,8 @@ class GpuExecutor:
         out_2P[1] = hidden_PH.isfinite().all(1).logical_not_()
         first = part.num_decodes  # a decode predicts no token of its prompt
         for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
-            found = self._scores.of(flight.plan, place, x_TH[first : first + count])
-            if found:
-                flight.prompt_logprobs[place] = found
+            owed = self._scores.owed(flight.plan, place, x_TH[first : first + count])
+            flight.prompts += [(place, low, self._chooser.taken(*ask)) for low, *ask in owed]
             first += count
         sampling = np.flatnonzero(part.sample != SAMPLE_NONE)
         if len(sampling):

@@ -4,6 +4,8 @@ few leave.
 Legend: S positions, V vocabulary, K best.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -46,24 +48,32 @@ def row_logprobs(logits_SV: Tensor, tokens_S: Tensor, tops: list[int]) -> list[R
 class PromptScores:
     """Log-probabilities of prompts, for the rows that asked for them."""
 
-    def __init__(self, model: Model, rows: Rows, vocab_size: int) -> None:
+    def __init__(self, model: Model, rows: Rows, vocab_size: int, most: int | None = None) -> None:
+        """most: positions at once, None for as many as SLICE_BYTES hold."""
         self._model = model
         self._rows = rows
-        self._at_once = max(1, SLICE_BYTES // (4 * vocab_size))
+        held = max(1, SLICE_BYTES // (4 * vocab_size))
+        self._at_once = held if most is None else min(held, most)
 
-    def of(self, plan: StepPlan, place: int, x_CH: Tensor) -> list[tuple[int, RowLogprobs]]:
-        """Of the prompt positions that this chunk's hidden states predict and that are still owed."""
+    def owed(self, plan: StepPlan, place: int, x_CH: Tensor) -> Iterator[tuple[int, Tensor, Tensor, int]]:
+        """Of the prompt positions that this chunk's hidden states predict and that are still owed, slice by
+        slice: (first position, logits, int64 tokens that stand there, top tokens asked for)."""
         row, start = int(plan.row[place]), int(plan.start[place])
         request = self._rows.request(row)
         if request.params.prompt_logprobs is None:
-            return []
+            return
         first = max(start + 1, int(self._rows.logprobs_from[row]))
         end = min(start + len(x_CH), len(request.prompt) - 1) + 1
-        found: list[RowLogprobs] = []
         for low in range(first, end, self._at_once):
             high = min(low + self._at_once, end)
             logits_SV = self._model.logits(x_CH[low - 1 - start: high - 1 - start], 0)
             targets_S = stage(request.prompt[low:high].astype(np.int64), x_CH.device)
-            found += row_logprobs(logits_SV, targets_S, [request.params.prompt_logprobs] * (high - low))
+            yield low, logits_SV, targets_S, request.params.prompt_logprobs
         self._rows.logprobs_from[row] = max(first, end)
-        return list(zip(range(first, end), found))
+
+    def of(self, plan: StepPlan, place: int, x_CH: Tensor) -> list[tuple[int, RowLogprobs]]:
+        """The same, waited for: (position, its log-probabilities)."""
+        found: list[tuple[int, RowLogprobs]] = []
+        for low, logits_SV, targets_S, tops in self.owed(plan, place, x_CH):
+            found += enumerate(row_logprobs(logits_SV, targets_S, [tops] * len(targets_S)), low)
+        return found

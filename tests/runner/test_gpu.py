@@ -168,6 +168,23 @@ def test_rows_that_ask_for_more(hand: Hand) -> None:
     assert second.started_s < second.finished_s
 
 
+def test_prompt_logprobs_whole_and_in_chunks(hand: Hand) -> None:
+    """Every position once, the token that stands there first; in slices of as many positions as rows."""
+    asks = SamplingParams(temperature=0.0, prompt_logprobs=2)
+    found: list[dict[int, float]] = []
+    for row, cuts in ((0, (0, 37)), (1, (0, 5, 20, 37))):
+        hand.start(row, PROMPT, asks)
+        found.append({})
+        for low, high in pairwise(cuts):
+            result = hand.step(Feed(row=row, start=low, tokens=PROMPT[low:high], sample=high == 37))
+            for position, one in result.prompt_logprobs[0]:
+                assert position not in found[-1] and one.token_ids[0] == PROMPT[position]
+                assert len(one.logprobs) == 3 and one.logprobs[1] >= one.logprobs[2]
+                found[-1][position] = float(one.logprobs[0])
+    assert found[0].keys() == found[1].keys() == set(range(1, 37))
+    assert max(abs(found[0][at] - found[1][at]) for at in found[0]) < NEAR
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))
 def test_a_step_that_lacks_memory_goes_in_parts() -> None:
