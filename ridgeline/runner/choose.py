@@ -114,7 +114,8 @@ class Chooser:
     def taken(self, logits_SV: Tensor, tokens_S: Tensor, tops: int) -> Scores:
         """Log-probabilities of these tokens, by row of the logits."""
         lens_S = torch.ones(len(tokens_S), dtype=torch.int32, device=tokens_S.device)
-        return self._scored(logits_SV, lens_S, tokens_S.int(), tuple((i, i, tops) for i in range(len(lens_S))))
+        asked = tuple((i, i, tops) for i in range(len(lens_S)))
+        return self._scored(logits_SV, lens_S, tokens_S.int(), asked)
 
     def _scored(
         self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, asked: tuple[tuple[int, int, int], ...]
