@@ -117,7 +117,12 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
         action="store_false",
         help="recompute the whole context at every step: a slow twin for comparison",
     )
-    group.add_argument("--policy", default="fcfs", help="order of waiting requests: fcfs or priority")
+    group.add_argument(
+        "--policy",
+        default="fcfs",
+        metavar="NAME[:SETTING]",
+        help="who runs when: fcfs, static, prefill, chunked:TOKENS, priority, fair or shortest (fcfs)",
+    )
     group.add_argument(
         "--speculate",
         metavar="ngram|draft:MODEL",

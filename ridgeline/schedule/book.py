@@ -13,7 +13,7 @@ from ridgeline.base.errors import RequestError
 from ridgeline.kv.interface import Manager
 from ridgeline.schedule.door import Door, mix_seed
 from ridgeline.schedule.policies.policy import Policy
-from ridgeline.schedule.ranked import Ranked
+from ridgeline.schedule.ranked import Ranked, Waiting
 from ridgeline.schedule.request import Finish, NewRequest, Request, Status
 from ridgeline.schedule.rows import Rows
 from ridgeline.schedule.waits import Wait, Waits
@@ -44,7 +44,7 @@ class Book:
     def __init__(self, *, rows: Rows, manager: Manager, policy: Policy, door: Door, index: bool,
                  seed: int) -> None:
         self.rows = rows
-        self.queue = Ranked()
+        self.queue = Waiting()
         self.running = Ranked()
         self.counters = Counters()
         self.waits = Waits()
@@ -104,6 +104,13 @@ class Book:
         request.status = Status.RUNNING
         self.running.add(request)
         self.rows.join(request, computed)
+        self._policy.started(request)
+
+    def age(self, request: Request) -> None:
+        """A request that waits ranks before all that have not aged, from now on."""
+        self.queue.remove(request)
+        request.aged, request.order = True, (-inf, request.number)
+        self.queue.add(request)
 
     def preempt(self, request: Request) -> None:
         """From its row back to the queue; what it computed may stay cached. Tokens in flight still reach
@@ -117,7 +124,9 @@ class Book:
         self.queue.add(request)
 
     def degrade(self, request: Request) -> None:
-        """A request that waits ranks behind all others from now on."""
+        """A request that waits ranks behind all others from now on, unless it has aged."""
+        if request.aged:
+            return
         self.queue.remove(request)
         request.order = (inf, *request.order)
         self.queue.add(request)
@@ -187,6 +196,7 @@ class Book:
         count as computed; drafts behind the text's end were, and are not of it)."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
+        self._policy.leaves(request)
         if self._index:
             self._manager.commit(request.number, min(computed, len(request.tokens)), request.tokens)
         self._manager.release(request.number)

@@ -88,6 +88,7 @@ class Door:
                 stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
                 tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt), imported=new.imported,
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
+                predicted_output=max_tokens if new.predicted_output is None else new.predicted_output,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
                 prompt_logprobs_from=1 if choice == 0 and params.prompt_logprobs is not None else len(prompt))
             for choice in range(params.n)

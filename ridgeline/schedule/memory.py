@@ -9,7 +9,8 @@ the cheapest, at whatever prices.
 No livelock: pages are given strictly by rank, a row that lacks pages takes them from lower ranks only, and
 nobody is admitted while a row lacks any. Which of the lower ranks gives way does not matter to the argument:
 the first in rank is never a victim and finds every page that others hold, so it always advances, and the rank
-of a request never changes. When it has ended, the next is first: everybody ends.
+of a request changes at the most while it waits (`admit`). When it has ended, the next is first: everybody
+ends.
 """
 
 import numpy as np
@@ -43,7 +44,8 @@ class Memory:
         self._block_tokens = layout.block_tokens
         self.marks = Marks(rows, manager, any_state=any(group.state_pages for group in layout.groups))
         self._starved = False
-        self._refused: tuple[int, int] | None = None  # (request, room) when the first did not fit
+        self._refused: set[int] = set()  # requests that did not fit in ...
+        self._refused_room = 0  # ... so many pages
 
     # ---- rows that run
 
@@ -52,13 +54,14 @@ class Memory:
         book, manager = self._book, self._manager
         while book.queue and book.running:
             first = book.queue.first
-            if not self._policy.outranks(first, book.running.last):
+            last = book.running.last
+            if last.order < first.order or not self._policy.outranks(first, last):
                 return
-            reused = manager.lookup(first.tokens, first.cache_salt, self._reuse_limit(first))
-            lacking = self._lacking(first, reused) - manager.num_pending_pages
+            lacking = self._lacking(first, self.cached(first)) - manager.num_pending_pages
             if self._rows.num_free and lacking <= 0:
                 return
-            below = [running for running in book.running if self._policy.outranks(first, running)]
+            below = [running for running in book.running.after(first)
+                     if self._policy.outranks(first, running)]
             book.preempt(self._victim(below, lacking))
 
     def spares(self, num_tokens: int) -> bool:
@@ -140,13 +143,11 @@ class Memory:
     def open(self, request: Request, left: int) -> tuple[int, int]:
         """(tokens found in the cache, tokens to compute now, at most left) with pages for both; or (0, 0) and
         nothing held, when the request must wait."""
-        manager, alone = self._manager, not self._book.running
-        if self._starved:
+        manager, alone, room = self._manager, not self._book.running, self._room()
+        if room > self._refused_room or alone:
+            self._refused.clear()
+        if self._starved or request.number in self._refused:
             return 0, 0
-        if not alone and self._refused is not None:
-            number, room = self._refused
-            if number == request.number and self._room() <= room:
-                return 0, 0
         computed = self._fork(request) or manager.open(
             request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
         if request.first_scheduled_s is None:
@@ -156,11 +157,15 @@ class Memory:
             computed = max(computed, request.imported)
             count = self._first_chunk(request, computed, left, alone)
         if count:
-            self._refused = None
             return computed, count
         manager.release(request.number)
-        self._refused = (request.number, self._room())
+        self._refused.add(request.number)
+        self._refused_room = room
         return 0, 0
+
+    def cached(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache holds."""
+        return self._manager.lookup(request.tokens, request.cache_salt, self._reuse_limit(request))
 
     def opened(self, request: Request, count: int) -> None:
         """`request` has the row now, in which it computes `count` tokens first."""

@@ -49,7 +49,8 @@ class NewRequest:
     priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
     the clock's seconds when the server took it; tokenised_s: when its tokens were on their way to the engine
     (None: at once). imported: tokens from the prompt's start whose cache comes with the request, computed
-    elsewhere; below the prompt's length.
+    elsewhere; below the prompt's length. predicted_output: tokens expected of an answer; None: nobody expects
+    any.
     """
 
     id: str
@@ -61,6 +62,7 @@ class NewRequest:
     tokenised_s: float | None = None
     tenant: str = ""
     imported: int = 0
+    predicted_output: int | None = None
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -93,7 +95,9 @@ class Request:
     """One choice of a request. Written by the scheduler only.
 
     tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
-    token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. row: the runner row while
+    token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
+    started before it while it was the eldest or had no room; aged: often enough to rank first (`admit`).
+    predicted_output: tokens; what it may have at the most when nobody predicts. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
     computed before the last preemption. wasted_tokens: computed more than once, or past the end.
@@ -118,7 +122,10 @@ class Request:
     tenant: str = ""
     arrived_s: float = 0.0
     tokenised_s: float = 0.0
+    predicted_output: int = 0
     order: tuple[float, ...] = ()
+    passed: int = 0
+    aged: bool = False
     status: Status = Status.WAITING
     row: int = -1
     last_step: int = -1

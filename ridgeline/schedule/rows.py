@@ -142,6 +142,10 @@ class Rows:
         """Tokens that the next plan may take: known + placeholders - scheduled, never past the end."""
         return np.minimum(self.known + self.in_flight, self.end) - self.scheduled
 
+    def prompting(self) -> Bool:
+        """Rows whose prompt is not planned to its end; those that run and are not among them decode."""
+        return self.scheduled < self.num_prompt
+
     def requests(self, rows: Long) -> list[Request]:
         """The requests of rows that are in use."""
         return [self.request[row] for row in rows.tolist()]

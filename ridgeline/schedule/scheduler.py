@@ -9,27 +9,27 @@ sampled are placeholders, and what n then ends is trimmed.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kv.interface import Manager
-from ridgeline.schedule.assemble import assemble, row_start
+from ridgeline.schedule.admit import Admission
+from ridgeline.schedule.assemble import assemble
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.budget import share_tokens
 from ridgeline.schedule.door import Door
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.overload import Overload
-from ridgeline.schedule.plan import RowStart, StepPlan, StepResult
-from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.policies.policy import Limits, Policy, View
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
 from ridgeline.schedule.rows import Rows, Taken
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.schedule.take import Taker
-from ridgeline.schedule.waits import Wait
 
 Long = NDArray[np.int64]
 
@@ -80,7 +80,11 @@ class Scheduler:
                           seed=seed)
         self._memory = Memory(rows=self._rows, book=self._book, manager=manager, policy=policy,
                               layout=capacity.layout, cache=cache)
+        self._admission = Admission(rows=self._rows, book=self._book, memory=self._memory, policy=policy,
+                                    cache=cache)
         self._taker = Taker(rows=self._rows, book=self._book)
+        self._policy = policy
+        self._held = 0
         self._next_step = 0
         self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1
@@ -154,12 +158,14 @@ class Scheduler:
         if not self._book.requests or (self._speculation is not None and self._waits(self._speculation)):
             return None
         self._memory.make_way()
-        counts = self._share()
-        draft = None if self._speculation is None else self._draft(self._speculation, counts)
-        self._memory.secure(counts)
-        if draft is not None:
-            draft = np.minimum(draft, np.maximum(counts - 1, 0))  # of rows that pages did not suffice for
-        starts = self._admit(counts, now)
+        view = self._view()
+        limits = self._policy.limits(view, now)
+        counts, draft = self._serve(limits)
+        starts = self._admission.admit(counts, limits, view, self._committed, now)
+        self._held = 0 if limits.decodes else self._held + 1
+        if not limits.decodes and not np.count_nonzero(counts):
+            self._held = 0
+            counts, draft = self._serve(replace(limits, decodes=True))
         self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"
@@ -184,7 +190,21 @@ class Scheduler:
         self._memory.index(taken)
         if self._speculation is not None:
             self._speculation.observe(plan, result, ahead=bool(self._begun))
+        self._policy.observe(plan, result)
         return outputs
+
+    def _view(self) -> View:
+        return View(rows=self._rows, queue=self._book.queue, most_tokens=self._max_tokens,
+                    in_flight=len(self._begun), held=self._held, cached=self._memory.cached)
+
+    def _serve(self, limits: Limits) -> tuple[Long, Long | None]:
+        """(tokens, drafts among them) of the rows that run, with pages for them."""
+        counts = self._share(limits)
+        draft = None if self._speculation is None else self._draft(self._speculation, counts, limits.tokens)
+        self._memory.secure(counts)
+        if draft is not None:
+            draft = np.minimum(draft, np.maximum(counts - 1, 0))  # of rows that pages did not suffice for
+        return counts, draft
 
     def _waits(self, speculation: Speculation) -> bool:
         """True when what is in flight must be known first: it verifies drafts, or the next step should."""
@@ -192,62 +212,42 @@ class Scheduler:
             return False
         if self._begun[-1][1].draft is not None:
             return True
-        return self._choose(speculation, self._rows.pending()) is not None
+        return self._choose(speculation, self._rows.pending(), self._max_tokens) is not None
 
-    def _draft(self, speculation: Speculation, counts: Long) -> Long | None:
+    def _draft(self, speculation: Speculation, counts: Long, most: int) -> Long | None:
         """Drafts by row, added to counts; None when there are none."""
         if self._begun:
             return None
-        draft = self._choose(speculation, counts)
+        draft = self._choose(speculation, counts, most)
         if draft is not None:
             counts += draft
         return draft
 
-    def _choose(self, speculation: Speculation, counts: Long) -> Long | None:
+    def _choose(self, speculation: Speculation, counts: Long, most: int) -> Long | None:
         """Drafts that rows which decode should verify. They take no page that another may need, and pass no
         mark."""
         rows = self._rows
         if not self._memory.spares(speculation.most + 1):
             return None
         room = np.where(counts == 1, np.minimum(rows.end, rows.mark) - rows.scheduled - 1, 0)
-        return speculation.choose(rows.scheduled, counts, room, self._max_tokens - int(counts.sum()))
+        return speculation.choose(rows.scheduled, counts, room, most - int(counts.sum()))
 
-    def _share(self) -> Long:
+    def _share(self, limits: Limits) -> Long:
         """Tokens by row, [num_rows]: decodes first, then the others by rank."""
         rows = self._rows
         if not self._cache:
             rows.scheduled[:] = rows.computed[:] = 0
         pending = self._memory.marks.cut(rows.pending())
+        if not limits.decodes:
+            pending *= rows.prompting()
         long = pending > (1 if self._cache else 0)
         if not np.count_nonzero(long):
             return pending
         singles = ((pending > 0) & ~long).nonzero()[0]
         serving = np.concatenate([singles, rows.by_rank(long.nonzero()[0])])
         counts = np.zeros(rows.size, np.int64)
-        counts[serving] = share_tokens(pending[serving], self._max_tokens, whole=not self._cache)
+        counts[serving] = share_tokens(pending[serving], limits.tokens, whole=not self._cache)
         return counts
-
-    def _admit(self, counts: Long, now: float) -> list[RowStart]:
-        """Start waiting requests in order while rows, tokens and pages last; adds their tokens to counts.
-
-        A request preempted with a token in flight waits for it.
-        """
-        queue, starts, fits = self._book.queue, [], True
-        left = self._max_tokens - int(counts.sum()) if queue and self._rows.num_free else 0
-        while left > 0 and queue and self._rows.num_free and queue.first.last_step <= self._committed:
-            request = queue.first
-            computed, count = self._memory.open(request, left)
-            if not count:
-                fits = False
-                break
-            self._book.start(request, computed, now)
-            self._memory.opened(request, count)
-            counts[request.row] = count
-            left -= count
-            starts.append(row_start(request))
-        reason = Wait.PAGES if not fits else Wait.BUDGET if self._rows.num_free else Wait.ROWS
-        self._book.waits.settle(queue.first if queue else None, reason)
-        return starts
 
     # ---- numbers
 

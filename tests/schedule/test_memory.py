@@ -8,7 +8,7 @@ from tests.schedule.test_scheduler import greedy, prompt
 def test_the_cheapest_that_suffices_gives_way() -> None:
     """Of three behind the first, the one that computed least is preempted though it is not the last; the
     others keep their pages."""
-    harness = Harness(num_pages=27, num_rows=4, max_step_tokens=64, prefix_caching=False)
+    harness = Harness(num_pages=27, num_rows=4, max_step_tokens=96, prefix_caching=False)
     lengths = {"a": 20, "b": 30, "c": 6, "d": 30}
     for start, (name, length) in enumerate(lengths.items()):
         harness.add(name, prompt(length, start), greedy(16 if name == "a" else 8))

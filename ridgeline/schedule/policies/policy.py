@@ -1,12 +1,17 @@
-"""What a scheduling policy is asked. It orders and admits; it never allocates and never reads a clock."""
+"""What a scheduling policy is asked. It orders, admits and sizes; it never allocates and never reads a
+clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.ranked import Waiting
 from ridgeline.schedule.request import Request
+from ridgeline.schedule.rows import Rows
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import NO_TARGETS, Targets
+
+LOOK = 8  # waiting requests without room that a step tries before it gives up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +26,70 @@ class Needs:
 NO_NEEDS = Needs()
 
 
-class Policy(Protocol):
-    """Ranks requests. The rank serves admission, chunks, pages and (from the other end) the choice of a
-    victim."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a policy sees when a step is planned: to read, never to change.
+
+    most_tokens: that a step can hold. in_flight: steps begun and not committed. held: steps planned in a row
+    up to now that left the decodes out. cached: prompt tokens of a waiting request that the cache holds.
+    """
+
+    rows: Rows
+    queue: Waiting
+    most_tokens: int
+    in_flight: int
+    held: int
+    cached: Callable[[Request], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one step may hold. Rows that decode take their tokens first, then prompts that run, then starts.
+
+    tokens: of the step. starts: waiting requests that may start; None: all that have room. decodes: whether
+    rows that decode take part; without them a step that would be empty is planned again with them. whole: a
+    prompt starts only if the step takes all of it, but for the step's first.
+    """
+
+    tokens: int
+    starts: int | None = None
+    decodes: bool = True
+    whole: bool = False
+
+
+class Policy:
+    """Ranks requests, says who is tried first, and how large a step is: as it stands, first come, first
+    served, in steps as large as can be. A policy overrides what it does otherwise.
+
+    patience: how often the eldest, or one that is first in line and has no room, is passed before nobody
+    passes it any more (`admit`, which also proves that nobody starves, whatever a policy says).
+    """
+
+    patience = 16
 
     def order(self, request: Request) -> tuple[float, ...]:
-        """The rank, fixed for the request's life: smaller is admitted first and preempted last. Unique: it
-        ends with the request's number."""
-        ...
+        """The rank, fixed for the request's life: smaller has the first call on pages and on prompt tokens
+        and is preempted last. Unique: it ends with the request's number."""
+        return (request.arrived_s, request.number)
 
     def outranks(self, waiting: Request, running: Request) -> bool:
-        """True when `waiting` may take the row and the pages of `running`. It must imply the smaller
-        order."""
-        ...
+        """True when `waiting` may take the row and the pages of `running`, which ranks behind it."""
+        return False
+
+    def limits(self, view: View, now: float) -> Limits:
+        """The size of the next step."""
+        return Limits(tokens=view.most_tokens)
+
+    def line(self, view: View, now: float) -> Iterable[Request]:
+        """Waiting requests in the order in which they are to start; as many as can matter. Read one by one
+        while those named before start, so that it may hang on who did."""
+        return view.queue.head(view.rows.num_free + LOOK)
+
+    def started(self, request: Request) -> None:
+        """The request has its row."""
+
+    def leaves(self, request: Request) -> None:
+        """The request has lost its row: it has ended, or is preempted."""
+
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """A step was committed."""

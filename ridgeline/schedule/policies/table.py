@@ -4,15 +4,25 @@ from collections.abc import Callable
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
+from ridgeline.schedule.policies.chunked import Chunked
+from ridgeline.schedule.policies.fair import Fair
 from ridgeline.schedule.policies.fcfs import FirstCome
 from ridgeline.schedule.policies.policy import NO_NEEDS, Needs, Policy
+from ridgeline.schedule.policies.prefill import PrefillFirst
 from ridgeline.schedule.policies.priority import Priority
+from ridgeline.schedule.policies.shortest import Shortest
+from ridgeline.schedule.policies.static import Static
 
 POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
+    "static": lambda setting, needs: Static(),
     "fcfs": lambda setting, needs: FirstCome(),
+    "prefill": lambda setting, needs: PrefillFirst(),
+    "chunked": lambda setting, needs: Chunked(_tokens(setting)),
     "priority": lambda setting, needs: Priority(),
+    "fair": lambda setting, needs: Fair(),
+    "shortest": lambda setting, needs: Shortest(),
 })
-_SETTINGS: dict[str, str] = {}  # policies that take one, and what it is
+_SETTINGS = {"chunked": "chunked:512"}  # policies that take one, as they are written
 
 
 def make_policy(text: str, needs: Needs = NO_NEEDS) -> Policy:
@@ -21,4 +31,12 @@ def make_policy(text: str, needs: Needs = NO_NEEDS) -> Policy:
     make = POLICIES[name]
     if bool(colon) and name not in _SETTINGS:
         raise ConfigError(f"the policy {name!r} takes no setting: leave out {colon + setting!r}")
+    if name in _SETTINGS and not setting:
+        raise ConfigError(f"the policy {name!r} needs a setting: write it like {_SETTINGS[name]}")
     return make(setting, needs)
+
+
+def _tokens(setting: str) -> int:
+    if not setting.isdecimal() or int(setting) < 1:
+        raise ConfigError(f"the policy 'chunked' takes tokens of a step, at least 1: {setting!r} is not that")
+    return int(setting)

@@ -1,0 +1,12 @@
+"""Continuous batching with prefill priority: while prompts wait that have room, steps hold prompts alone and
+rows that decode stall, but never for more than STALL steps in a row."""
+
+from ridgeline.schedule.policies.policy import Limits, Policy, View
+
+STALL = 8
+
+
+class PrefillFirst(Policy):
+    def limits(self, view: View, now: float) -> Limits:
+        prompts = bool(view.queue and view.rows.num_free) or bool(view.rows.prompting().any())
+        return Limits(tokens=view.most_tokens, decodes=not prompts or view.held >= STALL, whole=True)

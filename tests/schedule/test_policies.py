@@ -1,0 +1,210 @@
+"""Each policy against a twin in plain Python that decides who gets what by the policy's written rule."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.policies.prefill import STALL
+from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.request import NewRequest
+from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.spec.cache import Paged, plan_layout
+from ridgeline.spec.sampling import SamplingParams
+
+LAYOUT = plan_layout([(Paged(bytes_per_entry=64),)], block_tokens=4)
+STEP = 24  # most tokens of a step
+
+
+@dataclass
+class Job:
+    """A request of the twin: computed tokens, outputs made, and how often it was passed."""
+
+    number: int
+    at: int
+    prompt: int
+    output: int
+    priority: int = 0
+    tenant: str = ""
+    done: int = 0
+    made: int = 0
+    passed: int = 0
+    aged: bool = False
+
+    @property
+    def wants(self) -> int:
+        return self.prompt + self.made - self.done
+
+    @property
+    def decodes(self) -> bool:
+        return self.done >= self.prompt
+
+
+class Engine:
+    """A real scheduler, one step at a time, with as many pages as it may want unless told otherwise."""
+
+    def __init__(self, policy: Policy, rows: int, num_pages: int = 2000) -> None:
+        capacity = Capacity(layout=LAYOUT, num_pages=num_pages, num_rows=rows, max_step_tokens=STEP,
+                            max_model_len=400, vocab_size=50)
+        self.scheduler = Scheduler(capacity, KVManager(LAYOUT, num_pages, prefix_caching=False), policy,
+                                   max_num_batched_tokens=STEP, max_num_seqs=rows)
+        self.ended: list[int] = []
+
+    def add(self, job: Job) -> None:
+        self.scheduler.add(NewRequest(
+            id=str(job.number), prompt=np.full(job.prompt, 1 + job.number % 40, np.int32),
+            params=SamplingParams(seed=1, max_tokens=job.output, ignore_eos=True), priority=job.priority,
+            tenant=job.tenant, arrived_s=float(job.at), predicted_output=job.output))
+
+    def step(self, now: float) -> dict[int, int]:
+        """Tokens by request of the next step; {} when there was none."""
+        plan = self.scheduler.plan(now)
+        if plan is None:
+            return {}
+        for output in self.scheduler.commit(plan, result_of(plan), now + 1):
+            if output.finish is not None:
+                self.ended.append(int(output.id))
+        return dict(zip(plan.request.tolist(), plan.count.tolist()))
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    num_new = (plan.sample == 1).astype(np.int32)
+    return StepResult(step=plan.step, num_new=num_new, failed=np.zeros(plan.num_rows, np.uint8),
+                      tokens=np.full(int(num_new.sum()), 3, np.int32))
+
+
+@dataclass
+class Twin:
+    """What every policy's written rule shares: decodes first, then prompts that run, then starts."""
+
+    rows: int
+    rule: str
+    waiting: list[Job] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+    held: int = 0
+    batch: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    lanes: set[str] = field(default_factory=set)
+    level: int = 0
+
+    def rank(self, job: Job) -> tuple[int, ...]:
+        key = {"priority": job.priority, "shortest": job.output}.get(self.rule, 0)
+        return (0, 0, job.number) if job.aged else (1, key, job.number)
+
+    def step(self) -> dict[int, int]:
+        if not self.waiting and not self.running:
+            return {}
+        limit, most, whole = STEP, self.rows, self.rule in ("static", "fcfs", "prefill")
+        decodes = True
+        if self.rule == "chunked:7":
+            limit = max(7, len(self.running) + 1)
+        if self.rule == "static":
+            if not self.running:
+                self.batch = min(len(self.waiting), self.rows)
+            elif not self.held:
+                self.batch = 0
+            most, decodes = self.batch, not self.batch
+        if self.rule == "prefill":
+            prompts = (self.waiting and len(self.running) < self.rows) or \
+                any(not job.decodes for job in self.running)
+            decodes = not prompts or self.held >= STALL
+        taken = self.serve(limit, decodes)
+        self.start(taken, limit, most, whole)
+        self.held = 0 if decodes else self.held + 1
+        if not taken:
+            self.held, taken = 0, self.serve(limit, True)
+        for job in [*self.running]:
+            job.done += taken.get(job.number, 0)
+            if job.done == job.prompt + job.made and job.number in taken:
+                job.made += 1
+                if self.rule == "fair":
+                    self.counters[job.tenant] += 2
+            if job.made == job.output:
+                self.running.remove(job)
+        return taken
+
+    def serve(self, limit: int, decodes: bool) -> dict[int, int]:
+        taken: dict[int, int] = {}
+        able = [job for job in self.running if decodes or not job.decodes]
+        for job in sorted(able, key=lambda job: (job.wants > 1, self.rank(job))):
+            count = min(job.wants, limit - sum(taken.values()))
+            if count > 1 and count == job.wants - 1:
+                count -= 1  # a last token alone would be a decode
+            if count:
+                taken[job.number] = count
+        return taken
+
+    def start(self, taken: dict[int, int], limit: int, most: int, whole: bool) -> None:
+        prompts = any(job.number in taken and not job.decodes for job in self.running)
+        if self.waiting and len(self.running) < self.rows and limit > sum(taken.values()) and most:
+            eldest = min(self.waiting, key=lambda job: job.number)
+            eldest.aged |= eldest.passed >= Policy.patience
+        lifted = self.rule != "fair"
+        while most and self.waiting and len(self.running) < self.rows:
+            left = limit - sum(taken.values())
+            if left and not lifted and not any(job.aged for job in self.waiting):
+                self.lift()
+                lifted = True
+            job = min(self.waiting, key=self.next_key)
+            if not left or (whole and prompts and job.prompt > left):
+                return
+            taken[job.number] = min(job.prompt, left)
+            prompts, most, self.batch = True, most - 1, self.batch - 1
+            self.waiting.remove(job)
+            self.running.append(job)
+            if self.waiting and (eldest := min(self.waiting, key=lambda job: job.number)).number < job.number:
+                eldest.passed += 1
+            if self.rule == "fair":
+                self.counters[job.tenant] = self.counters.get(job.tenant, 0) + job.prompt
+                if all(other.tenant != job.tenant for other in self.waiting):
+                    self.lanes.discard(job.tenant)
+                    self.level = self.counters[job.tenant]
+
+    def next_key(self, job: Job) -> tuple[int, ...]:
+        aged, key, number = self.rank(job)
+        return (aged, self.counters.get(job.tenant, 0) if self.rule == "fair" and aged else key, number)
+
+    def lift(self) -> None:
+        lanes = {job.tenant for job in self.waiting}
+        level = min((self.counters[tenant] for tenant in lanes & self.lanes), default=self.level)
+        for tenant in lanes - self.lanes:
+            self.counters[tenant] = max(self.counters.get(tenant, 0), level)
+        self.lanes = lanes
+
+
+JOBS = st.lists(st.builds(
+    Job, number=st.just(0), at=st.integers(0, 25), prompt=st.sampled_from([1, 2, 5, 9, 20, 23, 40, 60]),
+    output=st.integers(1, 12), priority=st.integers(0, 2), tenant=st.sampled_from("abc")),
+    min_size=1, max_size=30)
+RULES = ["static", "fcfs", "prefill", "chunked:7", "priority", "fair", "shortest"]
+
+
+def numbered(work: list[Job]) -> list[Job]:
+    work = sorted(work, key=lambda job: job.at)
+    return [Job(number=number, at=job.at, prompt=job.prompt, output=job.output, priority=job.priority,
+                tenant=job.tenant) for number, job in enumerate(work)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=8, deadline=None)
+@given(work=JOBS, rows=st.integers(1, 5))
+def test_a_policy_gives_what_its_rule_says(rule: str, work: list[Job], rows: int) -> None:
+    """Step by step the same tokens for the same requests, until all have ended."""
+    policy = make_policy(rule)
+    if rule == "priority":
+        policy.outranks = lambda waiting, running: False  # type: ignore[method-assign]  # see test_scheduler
+    engine, twin, work = Engine(policy, rows), Twin(rows, rule), numbered(work)
+    for step in range(3000):
+        for job in [job for job in work if job.at == step]:
+            engine.add(job)
+            twin.waiting.append(job)
+        assert engine.step(step) == twin.step(), step
+        if step > 25 and not twin.waiting and not twin.running:
+            break
+    assert sorted(engine.ended) == list(range(len(work)))
