@@ -22,7 +22,7 @@ SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
-        "--shutdown-timeout", "--stall-timeout", "--config",
+        "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,
