@@ -4,6 +4,8 @@ from ridgeline.schedule.request import Request
 
 
 class FirstCome:
+    passes: int | None = 0
+
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.arrived_s, request.number)
 

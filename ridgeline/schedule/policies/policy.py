@@ -23,7 +23,9 @@ NO_NEEDS = Needs()
 
 class Policy(Protocol):
     """Ranks requests. The rank serves admission, chunks, pages and (from the other end) the choice of a
-    victim."""
+    victim. passes: how many of those before it that wait a request may pass; None: there is no bound."""
+
+    passes: int | None
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The rank, fixed for the request's life: smaller is admitted first and preempted last. Unique: it

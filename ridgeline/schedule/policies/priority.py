@@ -5,6 +5,8 @@ from ridgeline.schedule.request import Request
 
 
 class Priority:
+    passes: int | None = 0
+
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.priority, request.arrived_s, request.number)
 
