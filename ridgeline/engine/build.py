@@ -173,8 +173,7 @@ def build_engine(
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
-        cache=config.cache, speculation=speculation,
-        overload=_overload(config, price, capacity, policy),
+        cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
