@@ -56,7 +56,8 @@ class Overload:
         """A request has joined the queue."""
         size, length = self._block_tokens, request.num_prompt
         keys = _chain(request, size)
-        cached = manager.lookup(request.tokens, request.cache_salt, length - 1) // size
+        found = manager.lookup(request.tokens, request.cache_salt, length - 1)
+        cached = max(found, request.imported) // size
         new = sum(key not in self._living for key in keys[cached:])
         # The first block of these may begin as another's does.
         request.must_tokens = max(1, new * size + length % size - (size - 1)) if new else 1
