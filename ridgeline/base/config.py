@@ -24,7 +24,8 @@ class EngineConfig:
     that replace those of the checkpoint's config; None drops one. speculate: "ngram" (what followed these
     tokens before) or "draft:MODEL" (a smaller model of the same vocabulary) drafts tokens that a step then
     verifies; speculate_max: of a sequence in a step. cache: False runs the naive quadratic path
-    that recomputes everything at each step (the slow twin).
+    that recomputes everything at each step (the slow twin). ttft_s, tpot_s: targets, what a request is
+    promised; overload: "queue", "shed" or "degrade" requests that certainly miss the first.
     """
 
     model: str | None = None
@@ -44,6 +45,9 @@ class EngineConfig:
     prefix_caching: bool = True
     cache: bool = True
     policy: str = "fcfs"
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    overload: str = "queue"
     speculate: str | None = None
     speculate_max: int = 4
     threads: int | None = None

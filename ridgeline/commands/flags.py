@@ -11,6 +11,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
 from ridgeline.base.units import parse_bytes, parse_count
+from ridgeline.planner.ask import parse_seconds
 
 
 def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
@@ -31,6 +32,7 @@ def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
 count = positive(parse_count)
 size = positive(parse_bytes)
 seconds = positive(float)
+duration = positive(parse_seconds)
 
 
 def word(text: str) -> str:
@@ -58,6 +60,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_model_flags(parser.add_argument_group("model"))
     _add_memory_flags(parser.add_argument_group("memory and batching"))
+    _add_target_flags(parser.add_argument_group("latency targets"))
     _add_machine_flags(parser.add_argument_group("machine"))
 
 
@@ -130,6 +133,20 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--speculate-max", type=count, default=4, metavar="N", help="most drafts of a sequence in a step (4)"
+    )
+
+
+def _add_target_flags(group: argparse._ActionsContainer) -> None:
+    for name, what in (("ttft", "the first token, from arrival"), ("tpot", "each token after it, in mean")):
+        group.add_argument(
+            f"--{name}", type=duration, metavar="TIME", dest=f"{name}_s", help=f"for {what}, such as 500ms"
+        )
+    group.add_argument(
+        "--overload",
+        choices=("queue", "shed", "degrade"),
+        default="queue",
+        help="what becomes of a request that certainly misses --ttft, by the floor of the work before it: it "
+        "waits on, is refused (429 with Retry-After), or ranks behind all others (queue)",
     )
 
 

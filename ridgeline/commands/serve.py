@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long work may wait without a finished step until the engine is given up (60)",
     )
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="where OpenTelemetry spans of requests go, as http://localhost:4318 (needs the extra otel)",
+    )
     add_config_flag(group)
     add_engine_flags(parser)
 
@@ -74,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,
         stall_s=args.stall_timeout,
+        otlp_endpoint=args.otlp_endpoint,
     )
     return serve(engine_config(args), settings, _pages)
 

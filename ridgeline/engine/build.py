@@ -62,6 +62,8 @@ from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.overload import Mode, Overload
+from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
@@ -171,7 +173,7 @@ def build_engine(
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
-        cache=config.cache, speculation=speculation,
+        cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
@@ -185,6 +187,27 @@ def build_engine(
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
     )
+
+
+def _overload(
+    config: EngineConfig, price: Price, capacity: Capacity, policy: Policy
+) -> Overload | None:
+    """What keeps the first target; ConfigError for a target that no request can meet here."""
+    smallest = price.request(1, 0, 1)
+    for flag, target_s in (("--ttft", config.ttft_s), ("--tpot", config.tpot_s)):
+        if target_s is not None and target_s < smallest:
+            raise ConfigError(
+                f"{flag} {target_s * 1e3:g} ms is below what a single token must take on this machine: set "
+                f"it above the floor of {smallest * 1e3:.3g} ms"
+            )
+    if config.ttft_s is None:
+        if config.overload != "queue":
+            raise ConfigError(f"--overload {config.overload} needs a deadline: set --ttft")
+        return None
+    return Overload(
+        mode=Mode(config.overload), ttft_s=config.ttft_s, price=price, passes=policy.passes,
+        block_tokens=capacity.layout.block_tokens,
+    )  # fmt: skip
 
 
 def _weights(

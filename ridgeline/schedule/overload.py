@@ -44,11 +44,11 @@ class Overload:
         self._keys: dict[int, list[int]] = {}
         self._living: Counter[int] = Counter()  # blocks by the digest of all up to their end
         self._fresh: list[Request] = []
-        self._counts = {"num_late": 0, "num_shed": 0, "num_degraded": 0}
+        self._num_late = 0
 
-    def stats(self) -> dict[str, int]:
-        """Since the start: choices that were certain to miss, and what was done to them."""
-        return dict(self._counts)
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Since the start: choices that were certain to be late, by what was done with them."""
+        return {"num_late": {str(mode): self._num_late * (mode is self._mode) for mode in Mode}}
 
     # ---- who must be computed
 
@@ -56,7 +56,8 @@ class Overload:
         """A request has joined the queue."""
         size, length = self._block_tokens, request.num_prompt
         keys = _chain(request, size)
-        cached = manager.lookup(request.tokens, request.cache_salt, length - 1) // size
+        found = manager.lookup(request.tokens, request.cache_salt, length - 1)
+        cached = max(found, request.imported) // size
         new = sum(key not in self._living for key in keys[cached:])
         # The first block of these may begin as another's does.
         request.must_tokens = max(1, new * size + length % size - (size - 1)) if new else 1
@@ -110,14 +111,10 @@ class Overload:
         family: Sequence[Request] = book.family(request.id)
         for choice in family:
             choice.late = True
-        self._counts["num_late"] += len(family)
+        self._num_late += len(family)
         if self._mode is Mode.DEGRADE:
-            self._counts["num_degraded"] += len(family)
             book.degrade(request)
-        if self._mode is not Mode.SHED:
-            return []
-        self._counts["num_shed"] += len(family)
-        return self._shed(book, family, least_s, now)
+        return self._shed(book, family, least_s, now) if self._mode is Mode.SHED else []
 
     def _shed(self, book: Book, family: Iterable[Request], least_s: float, now: float) -> list[Output]:
         """retry_after_s: until the work that stands now, at its floor, leaves time for a deadline again."""

@@ -103,8 +103,8 @@ class Request:
     computed before the last preemption. wasted_tokens: computed more than once, or past the end.
     prompt_logprobs_from: the first prompt position whose log-probability is still owed (num_prompt when none
     is). imported: tokens whose cache came with it and is not in the arena yet; 0 once it has started. wait,
-    wait_since_s, waits_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan, and that
-    plan's start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
+    wait_since_s, waits_s, line_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan,
+    and its start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
     must_tokens, late, retry_after_s: what `overload` knows of it.
     """
 
@@ -147,6 +147,7 @@ class Request:
     wait: Wait | None = None
     wait_since_s: float = 0.0
     waits_s: dict[str, float] = field(default_factory=dict)
+    line_s: dict[Wait, float] = field(default_factory=dict)
     first_scheduled_s: float | None = None
     first_started_s: float | None = None
     first_token_s: float | None = None

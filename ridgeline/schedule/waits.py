@@ -1,7 +1,8 @@
 """What requests wait for, and how long: a reason for each stretch, noted when it changes.
 
-A plan looks at few of those who wait, so it names a reason for the first in the queue alone; that of all
-others is that they stand behind. Whoever joins is sorted once, at the next plan; nobody else is looked at.
+A plan looks at few of those who wait, so it names a reason for the first in the queue alone. All others
+stand behind it; what kept the queue meanwhile is told by one clock of its own. Whoever joins is sorted once,
+at the next plan, and nobody else is looked at.
 """
 
 import enum
@@ -27,7 +28,8 @@ class Wait(enum.StrEnum):
 
 
 class Waits:
-    """Opens and closes stretches in `Request.waits_s`, and counts them over all requests.
+    """Opens and closes stretches in `Request.waits_s`, and counts them over all requests. In a request's own
+    the time behind others stands by what these waited for, as "behind_rows".
 
     now: the scheduler's time. counts: who waits now, by reason.
     """
@@ -39,6 +41,8 @@ class Waits:
         self._since_s = dict.fromkeys(Wait, 0.0)  # summed over the open stretches
         self._fresh: list[Request] = []
         self._first: Request | None = None
+        self._line_s = dict.fromkeys(Wait, 0.0)  # what the first in the queue waited for, whoever it was
+        self._line = (Wait.STEP, 0.0)  # and does since when
 
     def begin(self, request: "Request", reason: Wait, since_s: float) -> None:
         """A request starts to wait."""
@@ -47,13 +51,17 @@ class Waits:
         self._since_s[reason] += since_s
         if reason is Wait.STEP:
             self._fresh.append(request)
+        elif reason is Wait.RANK:
+            request.line_s = dict(self._line_s)
 
     def end(self, request: "Request") -> None:
         """It waits no more: it runs, or is over."""
         reason = request.wait
         assert reason is not None
         spent_s = max(0.0, self.now - request.wait_since_s)
-        request.waits_s[reason] = request.waits_s.get(reason, 0.0) + spent_s
+        parts = {str(reason): spent_s} if reason is not Wait.RANK else self._behind(request)
+        for name, part_s in parts.items():
+            request.waits_s[name] = request.waits_s.get(name, 0.0) + part_s
         self._closed_s[reason] += spent_s
         self._since_s[reason] -= request.wait_since_s
         self.counts[reason] -= 1
@@ -67,6 +75,7 @@ class Waits:
 
     def settle(self, first: "Request | None", reason: Wait) -> None:
         """After a plan: what the first in the queue waits for; the others stand behind it."""
+        self._move(reason)
         for request in self._fresh:
             if request.wait is Wait.STEP:
                 self.change(request, Wait.RANK)
@@ -76,6 +85,18 @@ class Waits:
             self.change(held, Wait.RANK)
         if first is not None and first.wait is not Wait.PREEMPTED:
             self.change(first, reason)
+
+    def _move(self, reason: Wait) -> None:
+        """The queue's clock: up to now its first waited for the last reason told."""
+        last, since_s = self._line
+        self._line_s[last] += self.now - since_s
+        self._line = (reason, self.now)
+
+    def _behind(self, request: "Request") -> dict[str, float]:
+        """What kept those before a request, since it stands behind them."""
+        self._move(self._line[0])
+        return {f"behind_{reason}": self._line_s[reason] - before_s
+                for reason, before_s in request.line_s.items() if self._line_s[reason] > before_s}
 
     def seconds(self) -> Mapping[str, float]:
         """Seconds waited since the start, by reason, over all requests; those who wait now included."""

@@ -27,11 +27,13 @@ _METHODS = b"GET, POST, DELETE, OPTIONS"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who asks. tenant: a name that goes with the API key and does not show it; "" without keys. priority:
-    the key's own, of which no request of it may be sooner; None when it has none."""
+    the key's own, of which no request of it may be sooner; None when it has none. traceparent: the header of
+    W3C's trace context."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     tenant: str = ""
     priority: int | None = None
+    traceparent: str = ""
 
 
 class Keys:
@@ -42,17 +44,19 @@ class Keys:
         given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys)
         self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
 
-    def caller(self, authorization: bytes, request_id: str) -> Caller | None:
-        """Who holds the key of an Authorization header, None for none; the time taken does not tell which."""
+    def caller(self, headers: Mapping[bytes, bytes], request_id: str) -> Caller | None:
+        """Who holds the key of the Authorization header, or None; the time taken does not tell which."""
+        trace = headers.get(b"traceparent", b"").decode("latin-1")
         if not self._keys:
-            return Caller(request_id=request_id)
-        scheme, _, token = authorization.partition(b" ")
+            return Caller(request_id=request_id, traceparent=trace)
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = _digest(token.strip())
         found = [key for key in self._keys if hmac.compare_digest(given, key[0])]
         if scheme.lower() != b"bearer" or not found:
             return None
         digest, priority = found[0]
-        return Caller(request_id=request_id, tenant=digest.hex()[:16], priority=priority)
+        tenant = digest.hex()[:16]
+        return Caller(request_id=request_id, tenant=tenant, priority=priority, traceparent=trace)
 
 
 def read_keys(path: Path) -> dict[str, int | None]:
@@ -99,7 +103,7 @@ class Access:
         given = headers.get(b"x-request-id", b"")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
         extra = [(b"x-request-id", request_id), *self._cors(headers)]
-        scope["caller"] = self._keys.caller(headers.get(b"authorization", b""), request_id.decode())
+        scope["caller"] = self._keys.caller(headers, request_id.decode())
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

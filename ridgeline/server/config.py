@@ -11,7 +11,7 @@ class ServerConfig:
 
     shutdown_s: how long requests may finish after SIGTERM. stall_s: how long work may wait without a finished
     step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
-    own.
+    own. otlp_endpoint: where spans of requests go; None: nowhere.
     """
 
     host: str = "127.0.0.1"
@@ -21,3 +21,4 @@ class ServerConfig:
     served_name: str | None = None
     shutdown_s: float = 30.0
     stall_s: float = 60.0
+    otlp_endpoint: str | None = None

@@ -69,7 +69,8 @@ class Health:
 
 def _gauges(stats: Mapping[str, Any]) -> dict[str, EngineValue]:
     free = stats["num_free_pages"] - stats["num_cached_pages"]
-    return _drafts(stats) | {
+    late = {"requests_late_total": stats["num_late"]} if "num_late" in stats else {}
+    return _drafts(stats) | late | {
         "num_requests_running": stats["num_running"],
         "num_requests_waiting": stats["num_waiting"],
         "kv_cache_usage_perc": stats["kv_usage"],

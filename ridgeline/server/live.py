@@ -142,6 +142,7 @@ def _engine(stats: Mapping[str, Any], began: Mapping[str, Any] | None) -> dict[s
         "output_tok_s": added("num_generated_tokens") / max(1.0, added("uptime_s")),
         "prompt_tokens": added("num_prompt_tokens"), "cached_tokens": added("num_cached_tokens"),
         "preemptions": added("num_preemptions"),
+        "late": sum(stats.get("num_late", {}).values()) - sum(old.get("num_late", {}).values()),
         "wasted_tokens": added("num_recomputed_tokens") + added("num_surplus_tokens"),
     }  # fmt: skip
 

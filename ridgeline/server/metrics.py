@@ -61,6 +61,7 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "num_requests_waiting_by_reason": ("gauge", "Choices that wait, by what for."),
     "request_waited_seconds_total": ("counter", "Seconds that choices waited, by what for."),
     "little_law": ("gauge", "Arrivals a second, seconds inside and number inside, each measured for itself."),
+    "requests_late_total": ("counter", "Choices certain to miss the target, by what was done with them."),
     "goodput_requests_per_second": ("gauge", "Choices that met the targets, over the last minute and all."),
     "prefix_cache_queries_total": ("counter", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": ("counter", "Prompt tokens found there."),
@@ -85,6 +86,7 @@ _LABELS: Mapping[str, str] = {
     "num_requests_waiting_by_reason": "reason",
     "request_waited_seconds_total": "reason",
     "little_law": "measure",
+    "requests_late_total": "overload",
     "goodput_requests_per_second": "window",
     "spec_decode_num_drafts_total": "drafts",
 }

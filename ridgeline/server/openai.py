@@ -19,7 +19,7 @@ from ridgeline.server.accounts import Accounts
 from ridgeline.server.admission import Admission
 from ridgeline.server.answers import to_json
 from ridgeline.server.chat import ChatForm
-from ridgeline.server.clocks import RequestClock
+from ridgeline.server.clocks import ChoiceTimes, RequestClock
 from ridgeline.server.completions import CompletionForm
 from ridgeline.server.errors import as_request_error, error_body, unsupported
 from ridgeline.server.form import Form
@@ -50,6 +50,7 @@ class OpenAI:
         self.metrics = Metrics(served.card.id)
         self.accounts = Accounts()
         self.live = Live(clock, targets)
+        self.listeners = [self.live.ended]  # hear of each choice that has ended
         self._clock = clock
 
     async def completion(self, body: bytes, caller: Caller | None = None) -> Reply:
@@ -104,7 +105,11 @@ class OpenAI:
             )
 
     def _arrived(self, caller: Caller | None) -> RequestClock:
-        return RequestClock(self.metrics, self._clock.now(), caller, self.live.ended)
+        def ended(clock: RequestClock, choice: ChoiceTimes) -> None:
+            for listener in self.listeners:
+                listener(clock, choice)
+
+        return RequestClock(self.metrics, self._clock.now(), caller, ended)
 
     def _check_served(self, request: Generate, params: SamplingParams) -> None:
         """Refuse what this model or this engine cannot do, whatever the prompt."""

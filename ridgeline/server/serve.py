@@ -11,9 +11,11 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import bound
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.spans import Spans, otlp
 from ridgeline.server.start import start
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanProcessor
     from starlette.routing import BaseRoute
 
 Pages = Callable[[], Sequence["BaseRoute"]]
@@ -28,19 +30,28 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
     """
     if config.policy != "priority" and any(one is not None for one in settings.api_keys.values()):
         raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
+    exporter = None if settings.otlp_endpoint is None else otlp(settings.otlp_endpoint)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with bound(settings.host, settings.port) as listener:
-        run(_serve(config, settings, pages, listener))
+        run(_serve(config, settings, pages, listener, exporter))
     return 0
 
 
 async def _serve(
-    config: EngineConfig, settings: ServerConfig, pages: Pages, listener: socket.socket
-) -> None:
+    config: EngineConfig, settings: ServerConfig, pages: Pages, listener: socket.socket,
+    exporter: "SpanProcessor | None",
+) -> None:  # fmt: skip
     http = asyncio.create_task(asyncio.to_thread(import_module, "ridgeline.server.listen"))
     made = asyncio.create_task(asyncio.to_thread(pages))
     async with start(config, name=settings.served_name, stall_s=settings.stall_s) as running:
-        await (await http).listen(running, settings, await made, listener)
+        spans = None if exporter is None else Spans(exporter, running.api.served.card.id)
+        if spans is not None:
+            running.api.listeners.append(spans.ended)
+        try:
+            await (await http).listen(running, settings, await made, listener)
+        finally:
+            if spans is not None:
+                await asyncio.to_thread(spans.close)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -17,6 +17,7 @@ from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.formats import format_of
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
+from ridgeline.schedule.targets import Targets
 from ridgeline.server.answers import ModelCard
 from ridgeline.server.openai import OpenAI
 from ridgeline.server.served import Served
@@ -71,7 +72,8 @@ async def start(
         "total": since_exec_s(),
     }
     try:
-        api = OpenAI(_served(checkpoint, text, client.info, name), client, WallClock())
+        targets = Targets(ttft_s=config.ttft_s, tpot_s=config.tpot_s)
+        api = OpenAI(_served(checkpoint, text, client.info, name), client, WallClock(), targets)
         yield Running(api=api, client=client, info=client.info, seconds=seconds)
     finally:
         await client.close()

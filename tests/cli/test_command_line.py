@@ -15,14 +15,14 @@ ENGINE = {
     "--tokenizer", "--chat-template", "--revision", "--load-format", "--dtype", "--hf-overrides",
     "--quantization", "--max-model-len", "--kv-cache-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
-    "--speculate", "--speculate-max", "--device",
+    "--speculate", "--speculate-max", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--no-progress",
 }  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
-        "--shutdown-timeout", "--stall-timeout", "--config",
+        "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,

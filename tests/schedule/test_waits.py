@@ -27,7 +27,7 @@ def test_no_free_row_and_those_behind() -> None:
     for name in "abc":
         harness.add(name, [1, 2, 3], greedy(4))
     harness.run()
-    assert waits(harness) == {"a": {}, "b": {"rows": 4.0}, "c": {"rank": 4.0, "rows": 4.0}}
+    assert waits(harness) == {"a": {}, "b": {"rows": 4.0}, "c": {"behind_rows": 4.0, "rows": 4.0}}
 
 
 def test_no_pages() -> None:

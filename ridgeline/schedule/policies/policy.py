@@ -62,10 +62,12 @@ class Policy:
     served, in steps as large as can be. A policy overrides what it does otherwise.
 
     patience: how often the eldest, or one that is first in line and has no room, is passed before nobody
-    passes it any more (`admit`, which also proves that nobody starves, whatever a policy says).
+    passes it any more (`admit`, which also proves that nobody starves, whatever a policy says). passes: how
+    many of those that rank before it may still wait when a request starts; None where there is no bound.
     """
 
     patience = 16
+    passes: int | None = LOOK - 1
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The rank, fixed for the request's life: smaller has the first call on pages and on prompt tokens

@@ -50,9 +50,10 @@ function show(data) {
 function heads(data) {
   const { ttft, tpot } = data.latency, { ttft_s, tpot_s } = data.targets, step = data.device;
   const seen = data.prompt_tokens ? data.cached_tokens / data.prompt_tokens : null;
+  const late = data.late ? `, ${data.late} were sure to be late` : "";
   const met = data.goodput.ended ? `${percent(data.goodput.good / data.goodput.ended)} of ${data.goodput.ended} that ended` : "none ended";
   return [
-    ["Goodput", `${figures(data.goodput.minute)} requests/s`, `${met}; ${figures(data.goodput.start)}/s since the start`],
+    ["Goodput", `${figures(data.goodput.minute)} requests/s`, `${met}${late}; ${figures(data.goodput.start)}/s since the start`],
     ["Time to first token, median", seconds(ttft.p50), `p99 ${seconds(ttft.p99)}, ${target(ttft_s)}`, ttft_s != null && ttft.p50 > ttft_s],
     ["Time per output token, median", seconds(tpot.p50), `p99 ${seconds(tpot.p99)}, ${target(tpot_s)}`, tpot_s != null && tpot.p50 > tpot_s],
     ["Running", `${data.running ?? 0}`, `${data.waiting ?? 0} waiting`],
