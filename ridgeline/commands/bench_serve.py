@@ -61,6 +61,8 @@ def _add_load(load: argparse._ActionsContainer) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
+        if args.url or args.rate or args.save or args.html:
+            raise ConfigError("--compare reads two saved results and measures nothing: leave the rest out")
         from ridgeline.bench.serve.compare import compare
 
         print(compare(tuple(args.compare)))
@@ -76,6 +78,8 @@ def _ask(args: argparse.Namespace) -> "ServeAsk":
 
     if args.url is None:
         raise ConfigError("bench serve needs --url, as in http://localhost:8000, or --compare A.json B.json")
+    if args.warmup < 0:
+        raise ConfigError(f"--warmup {args.warmup}: it is a number of requests, from 0 up")
     return ServeAsk(
         url=args.url, workload=_workload(args), model=args.model, endpoint=args.endpoint,
         api_key=args.api_key or next(iter(api_keys()), None), goodput=dict(args.goodput),

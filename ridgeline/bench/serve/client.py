@@ -67,6 +67,7 @@ class Client:
     async def connect(self) -> None:
         """Learn the model and what a word costs. ConfigError when the server cannot be asked."""
         try:
+            self._address = await self._address.resolve()
             self.model = self.model or await self._first_model()
             few, many = [await self._tokens(place, words) for place, words in enumerate((_FEW, _MANY))]
         except Failure as failure:

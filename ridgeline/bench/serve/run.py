@@ -8,6 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.bench.serve.ask import ServeAsk
 from ridgeline.bench.serve.client import Client, Observed
 from ridgeline.bench.serve.drive import drive
@@ -24,13 +25,16 @@ _WARM_UP_PLACE = 1 << 17  # of their prompts, far from the workload's
 
 def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
     """The exit code: 1 when no request was answered. ConfigError for a server that cannot be asked."""
-    workload = make_workload(ask.workload)
-    found = asyncio.run(measure(ask, workload))
+    for path in (ask.save, ask.html):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    found = asyncio.run(measure(ask, make_workload(ask.workload)))
+    data = json.dumps(found, allow_nan=False)
+    write(data if ask.json else report(found))
     if ask.save is not None:
-        ask.save.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+        ask.save.write_text(data + "\n", encoding="utf-8")
     if ask.html is not None:
         ask.html.write_text(page(found), encoding="utf-8")
-    write(json.dumps(found, allow_nan=False) if ask.json else report(found))
     return 0 if found["completed"] else 1
 
 
