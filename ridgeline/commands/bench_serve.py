@@ -55,6 +55,8 @@ def _add_load(load: argparse._ActionsContainer) -> None:
     load.add_argument("--duration", type=seconds, metavar="S", help="of sending (60 without --num-prompts)")
     load.add_argument("--max-concurrency", type=count, metavar="N",
                       help="requests under way at a time; the others wait, and their waiting counts")
+    load.add_argument("--patience", type=seconds, metavar="S",
+                      help="a client goes away so long after its request was to be sent")
     load.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before, not counted (2)")
     load.add_argument("--seed", type=int, default=0, help="of lengths, arrivals and texts (0)")
 
@@ -98,7 +100,7 @@ def _workload(args: argparse.Namespace) -> WorkloadAsk:
     return WorkloadAsk(
         trace=trace, lengths=None if trace else lengths, arrival=args.arrival, rate=args.rate,
         rate_scale=args.rate_scale, num_requests=args.num_prompts, duration_s=duration_s,
-        length_scale=args.length_scale, seed=args.seed)
+        length_scale=args.length_scale, patience_s=args.patience, seed=args.seed)
 
 
 def _goal(text: str) -> tuple[str, float]:

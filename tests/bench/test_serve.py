@@ -164,6 +164,14 @@ def test_a_server_that_goes_away_is_counted() -> None:
     assert set(found["ridgeline"]["failures"]) <= {"connect", "dropped", "timeout"}
 
 
+def test_clients_lose_their_patience() -> None:
+    """Counted from the intended time: those that wait for a place under the cap leave too."""
+    ask = replace(_ask(8, rate=400.0, patience_s=0.35), max_concurrency=2)
+    found, _ = _run(steady(0.2, 0.0), ask)
+    assert found["completed"] == 2 and found["ridgeline"]["failures"] == {"left": 6}
+    assert found["duration"] < 1.0
+
+
 def test_chats_reasoning_and_chunks_of_several_tokens() -> None:
     """A role without text is no first token; thoughts are text; one event may come in two pieces."""
 

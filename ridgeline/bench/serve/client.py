@@ -1,6 +1,7 @@
 """A server as the load client uses it: its model, what a word costs, and one measured request."""
 
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +15,7 @@ from ridgeline.bench.serve.stream import Stream
 from ridgeline.workload.offered import Offered
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-_FEW, _MANY = 16, 272  # words of the two prompts that are counted
+_FEW, _MANY = 16, 144  # words of the two prompts that are counted
 _PROBE_PLACE = -(1 << 16)  # of their texts
 
 
@@ -81,11 +82,14 @@ class Client:
         """One request, now; its latencies count from `intended_s`."""
         text = self._prompts.prompt(number, offered, self.fit)
         stream, sent_s = Stream(), perf_counter()
+        patience_s = inf if offered.patience_s is None else intended_s + offered.patience_s - sent_s
         failure: Failure | None = None
         try:
-            await self._stream(text, offered.num_output, stream, offered.priority)
+            await self._stream(text, offered.num_output, stream, priority=offered.priority,
+                               timeout_s=min(self._ask.timeout_s, patience_s))
         except Failure as error:
-            failure = error
+            gone = error.kind == "timeout" and patience_s < self._ask.timeout_s
+            failure = Failure("left", "this client's patience was over") if gone else error
         usage = stream.usage
         return Observed(
             offered=offered, intended_s=intended_s, sent_s=sent_s, ended_s=perf_counter(),
@@ -95,7 +99,8 @@ class Client:
             num_cached=usage.num_cached if usage else 0, failure=failure.kind if failure else None,
             detail=failure.detail if failure else "")
 
-    async def _stream(self, text: str, max_tokens: int, stream: Stream, priority: int = 0) -> None:
+    async def _stream(self, text: str, max_tokens: int, stream: Stream, *, timeout_s: float,
+                      priority: int = 0) -> None:
         said: dict[str, Any] = {"prompt": text}
         if self._ask.endpoint == "chat":
             said = {"messages": [{"role": "user", "content": text}]}
@@ -107,14 +112,15 @@ class Client:
             body["priority"] = priority
         request = request_bytes(self._address, "POST", _PATHS[self._ask.endpoint], msgspec.json.encode(body),
                                 self._headers)
-        await exchange(self._address, request, stream.feed, self._ask.timeout_s)
+        await exchange(self._address, request, stream.feed, timeout_s)
         stream.end()
 
     async def _tokens(self, place: int, num_words: int) -> int | None:
         """The server's count of a prompt of so many words."""
         stream = Stream()
         try:
-            await self._stream(self._prompts.text(_PROBE_PLACE - place, num_words), 1, stream)
+            await self._stream(self._prompts.text(_PROBE_PLACE - place, num_words), 1, stream,
+                               timeout_s=self._ask.timeout_s)
         except Failure as failure:
             if failure.kind != "empty":  # a single token may have no text
                 raise

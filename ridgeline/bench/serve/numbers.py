@@ -88,7 +88,8 @@ def _asked(ask: ServeAsk) -> dict[str, Any]:
     workload = ask.workload
     return {"url": ask.url, "dataset": workload.trace or workload.lengths, "arrival": workload.arrival,
             "rate_scale": workload.rate_scale, "length_scale": workload.length_scale, "seed": workload.seed,
-            "asked_duration_s": workload.duration_s, "num_warmups": ask.num_warmups,
+            "asked_duration_s": workload.duration_s, "patience_s": workload.patience_s,
+            "num_warmups": ask.num_warmups,
             "percentiles": list(ask.percentiles), "latencies_from": "the intended send time",
             "goodput_ms": {name: most_s * 1e3 for name, most_s in ask.goodput.items()}}
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -62,26 +63,26 @@ class _Progress:
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
-        self._ended: list[Observed] = []
+        self._num_answered = self._num_failed = 0
+        self._recent_s: deque[float] = deque(maxlen=100)  # TTFT
         self._started_s = perf_counter()
         self._terminal = sys.stderr.isatty()
 
     def add(self, one: Observed) -> None:
-        self._ended.append(one)
+        if one.failure is None:
+            self._num_answered += 1
+            self._recent_s.append(one.ttft_s)
+        else:
+            self._num_failed += 1
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_PROGRESS_S if self._terminal else 10 * _PROGRESS_S)
-            self.show()
-
-    def show(self) -> None:
-        answered = [one for one in self._ended if one.failure is None]
-        recent_ms = [one.ttft_s * 1e3 for one in answered[-100:]]
-        ttft = f", TTFT {median(recent_ms):.0f} ms of late" if recent_ms else ""
-        text = (f"{perf_counter() - self._started_s:.0f} s: {len(answered)} of {self._num_requests} "
-                f"answered, {len(self._ended) - len(answered)} failed{ttft}")
-        sys.stderr.write(f"\r{text:78}" if self._terminal else f"{text}\n")
-        sys.stderr.flush()
+            ttft = f", TTFT {median(self._recent_s) * 1e3:.0f} ms of late" if self._recent_s else ""
+            text = (f"{perf_counter() - self._started_s:.0f} s: {self._num_answered} of {self._num_requests} "
+                    f"answered, {self._num_failed} failed{ttft}")
+            sys.stderr.write(f"\r{text:78}" if self._terminal else f"{text}\n")
+            sys.stderr.flush()
 
     def close(self) -> None:
         if self._terminal:
