@@ -25,7 +25,8 @@ class Observed:
 
     intended_s: when it was to be sent; sent_s: when it was. times_s: of each chunk with text. num_prompt,
     num_output, num_cached: the server's usage; where it gave none (counted is False), the prompt as asked
-    and a token a chunk. failure: its kind, None for a whole answer; detail: why.
+    and a token a chunk. num_bytes: of the answer's text. failure: its kind, None for a whole answer; detail:
+    why.
     """
 
     offered: Offered
@@ -36,6 +37,7 @@ class Observed:
     num_prompt: int
     num_output: int
     num_cached: int
+    num_bytes: int
     counted: bool
     failure: str | None = None
     detail: str = ""
@@ -96,8 +98,8 @@ class Client:
             times_s=tuple(stream.times_s), counted=usage is not None,
             num_prompt=usage.prompt_tokens if usage else offered.num_prompt,
             num_output=usage.completion_tokens or 0 if usage else len(stream.times_s),
-            num_cached=usage.num_cached if usage else 0, failure=failure.kind if failure else None,
-            detail=failure.detail if failure else "")
+            num_cached=usage.num_cached if usage else 0, num_bytes=stream.num_bytes,
+            failure=failure.kind if failure else None, detail=failure.detail if failure else "")
 
     async def _stream(self, text: str, max_tokens: int, stream: Stream, *, timeout_s: float,
                       priority: int = 0) -> None:

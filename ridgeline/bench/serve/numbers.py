@@ -108,6 +108,7 @@ def _seen(ask: ServeAsk, observed: Sequence[Observed], whole: Sequence[Observed]
         "num_chunks": sum(len(one.times_s) for one in whole),
         "without_usage": sum(not one.counted for one in whole),
         "usage_below_chunks": sum(one.num_output < len(one.times_s) for one in whole),
+        "usage_above_text": sum(one.num_output > one.num_bytes for one in whole),
         "usage_above_asked": sum(one.num_output > one.offered.num_output for one in whole),
         "send_lag_ms": percentiles(((one.sent_s - one.intended_s) * 1e3 for one in observed),
                                    ask.percentiles)}
