@@ -55,12 +55,16 @@ def _add_load(load: argparse._ActionsContainer) -> None:
     load.add_argument("--duration", type=seconds, metavar="S", help="of sending (60 without --num-prompts)")
     load.add_argument("--max-concurrency", type=count, metavar="N",
                       help="requests under way at a time; the others wait, and their waiting counts")
+    load.add_argument("--patience", type=seconds, metavar="S",
+                      help="a client goes away so long after its request was to be sent")
     load.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before, not counted (2)")
     load.add_argument("--seed", type=int, default=0, help="of lengths, arrivals and texts (0)")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
+        if args.url or args.rate or args.save or args.html:
+            raise ConfigError("--compare reads two saved results and measures nothing: leave the rest out")
         from ridgeline.bench.serve.compare import compare
 
         print(compare(tuple(args.compare)))
@@ -76,6 +80,8 @@ def _ask(args: argparse.Namespace) -> "ServeAsk":
 
     if args.url is None:
         raise ConfigError("bench serve needs --url, as in http://localhost:8000, or --compare A.json B.json")
+    if args.warmup < 0:
+        raise ConfigError(f"--warmup {args.warmup}: it is a number of requests, from 0 up")
     return ServeAsk(
         url=args.url, workload=_workload(args), model=args.model, endpoint=args.endpoint,
         api_key=args.api_key or next(iter(api_keys()), None), goodput=dict(args.goodput),
@@ -94,7 +100,7 @@ def _workload(args: argparse.Namespace) -> WorkloadAsk:
     return WorkloadAsk(
         trace=trace, lengths=None if trace else lengths, arrival=args.arrival, rate=args.rate,
         rate_scale=args.rate_scale, num_requests=args.num_prompts, duration_s=duration_s,
-        length_scale=args.length_scale, seed=args.seed)
+        length_scale=args.length_scale, patience_s=args.patience, seed=args.seed)
 
 
 def _goal(text: str) -> tuple[str, float]:

@@ -22,7 +22,7 @@ def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
             value = read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        if value <= 0:
+        if not value > 0:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         return value
 

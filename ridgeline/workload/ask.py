@@ -12,7 +12,8 @@ class WorkloadAsk:
     "azure-conv", "azure-code", "arxiv", "lognormal:...", "uniform:...", "fixed:...", "prefix:...". arrival:
     "poisson", "gamma:SHAPE", "trace", "closed:N" (N at a time). rate: requests a second. rate_scale presses a
     trace's arrivals together. num_requests, duration_s: where it ends, whichever comes first. length_scale
-    multiplies prompts and outputs. seed: the same requests again, at any rate.
+    multiplies prompts and outputs. patience_s: each client goes away so long after it came. seed: the same
+    requests again, at any rate.
     """
 
     trace: str | None = None
@@ -23,4 +24,5 @@ class WorkloadAsk:
     num_requests: int | None = None
     duration_s: float | None = None
     length_scale: float = 1.0
+    patience_s: float | None = None
     seed: int = 0

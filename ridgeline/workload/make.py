@@ -40,6 +40,8 @@ def make_workload(ask: WorkloadAsk) -> Workload:
         times_s = _drawn_times(ask, source)
         requests = (replace(request, arrived_s=now) for request, now in zip(requests, times_s, strict=False))
         about = f"{ask.arrival} arrivals at {ask.rate:g}/s"
+    if ask.patience_s is not None:
+        requests = (replace(request, patience_s=ask.patience_s) for request in requests)
     found = tuple(_until(requests, ask))
     if not found:
         raise ConfigError(f"the workload is empty: {source.about}, {about}")
@@ -47,7 +49,8 @@ def make_workload(ask: WorkloadAsk) -> Workload:
 
 
 def _check(ask: WorkloadAsk) -> None:
-    for name in ("rate", "rate_scale", "length_scale", "num_requests", "duration_s"):
+    for name in ("rate", "rate_scale", "length_scale", "num_requests", "duration_s",
+                 "patience_s"):
         value = getattr(ask, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name} is {value:g}: it must be a number above 0")

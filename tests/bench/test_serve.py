@@ -164,21 +164,30 @@ def test_a_server_that_goes_away_is_counted() -> None:
     assert set(found["ridgeline"]["failures"]) <= {"connect", "dropped", "timeout"}
 
 
+def test_clients_lose_their_patience() -> None:
+    """Counted from the intended time: those that wait for a place under the cap leave too."""
+    ask = replace(_ask(8, rate=400.0, patience_s=0.35), max_concurrency=2)
+    found, _ = _run(steady(0.2, 0.0), ask)
+    assert found["completed"] == 2 and found["ridgeline"]["failures"] == {"left": 6}
+    assert found["duration"] < 1.0
+
+
 def test_chats_reasoning_and_chunks_of_several_tokens() -> None:
     """A role without text is no first token; thoughts are text; one event may come in two pieces."""
 
     def script(number: int, call: Call) -> list[Act]:
         role = event(choices=[{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
         thought = event(choices=[{"delta": {"reasoning_content": "so so"}, "finish_reason": None}])
-        rest = text("one two three", "length", chat=True) + call.usage(6)
+        rest = text("one two three", "length", chat=True) + call.usage(99 if number == 2 else 6)
         return [Act(0.0, HEAD), Act(0.0, piece(role)), Act(0.03, piece(thought[:9])),
                 Act(0.0, piece(thought[9:])), Act(0.03, piece(rest)), Act(0.0, piece(b""))]
 
     found, server = _run(script, replace(_ask(3, lengths="fixed:20,6"), endpoint="chat"))
     assert all(ttft_s > 0.028 for ttft_s in found["ttfts"])
-    assert found["output_lens"] == [6, 6, 6] and [len(gaps) for gaps in found["itls"]] == [1, 1, 1]
-    assert found["mean_tpot_ms"] == pytest.approx(found["mean_itl_ms"] / 5)
-    assert "a chunk holds 3.0 tokens" in report(found)
+    assert found["output_lens"] == [6, 6, 99] and [len(gaps) for gaps in found["itls"]] == [1, 1, 1]
+    assert found["p50_tpot_ms"] == pytest.approx(found["p50_itl_ms"] / 5, rel=0.5)
+    assert "a chunk holds 18.5 tokens" in report(found)
+    assert "1 answers with more tokens by usage than bytes of text" in report(found)
     assert server.calls[0].body["messages"][0]["role"] == "user"
 
 

@@ -50,8 +50,8 @@ FLAGS = {
     "bench serve": {
         "--url", "--model", "--api-key", "--endpoint", "--no-ignore-eos", "--timeout", "--dataset", "--rate",
         "--arrival", "--rate-scale", "--length-scale", "--num-prompts", "--duration", "--max-concurrency",
-        "--warmup", "--seed", "--goodput", "--percentiles", "--save", "--html", "--json", "--no-progress",
-        "--compare",
+        "--warmup", "--patience", "--seed", "--goodput", "--percentiles", "--save", "--html", "--json",
+        "--no-progress", "--compare",
     },
     "labs": {"--host", "--port"},
     "calibrate": {"--profile", "--device", "--threads"},

@@ -7,6 +7,10 @@ from typing import Any
 import openai
 import pytest
 
+from ridgeline.bench.serve.ask import ServeAsk
+from ridgeline.bench.serve.run import measure
+from ridgeline.workload.ask import WorkloadAsk
+from ridgeline.workload.make import make_workload
 from tests.server.process import Server
 
 pytestmark = pytest.mark.anyio
@@ -169,3 +173,14 @@ def test_tokenize_agrees_with_usage(server: Server) -> None:
     assert tokens["count"] == _chat(server, max_tokens=1).usage.prompt_tokens
     text = server.post("/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"]
     assert text.startswith("<|im_start|>system") and text.endswith("<|im_start|>assistant\n")
+
+
+async def test_the_load_client_reads_this_server(server: Server) -> None:
+    """Prompts of the asked lengths by the server's own count, and every token of every answer."""
+    workload = WorkloadAsk(lengths="uniform:40-60,2-4", arrival="closed:2", num_requests=4)
+    ask = ServeAsk(url=server.url, workload=workload, endpoint="chat", num_warmups=0, progress=False)
+    found = await measure(ask, offered := make_workload(workload))
+    assert found["completed"] == 4, found["errors"]
+    assert found["input_lens"] == [request.num_prompt for request in offered.requests]
+    assert found["output_lens"] == [request.num_output for request in offered.requests]
+    assert found["mean_e2el_ms"] > found["mean_ttft_ms"] > 0 and not found["ridgeline"]["usage_below_chunks"]

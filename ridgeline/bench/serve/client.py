@@ -1,6 +1,7 @@
 """A server as the load client uses it: its model, what a word costs, and one measured request."""
 
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +15,7 @@ from ridgeline.bench.serve.stream import Stream
 from ridgeline.workload.offered import Offered
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-_FEW, _MANY = 16, 272  # words of the two prompts that are counted
+_FEW, _MANY = 16, 144  # words of the two prompts that are counted
 _PROBE_PLACE = -(1 << 16)  # of their texts
 
 
@@ -24,7 +25,8 @@ class Observed:
 
     intended_s: when it was to be sent; sent_s: when it was. times_s: of each chunk with text. num_prompt,
     num_output, num_cached: the server's usage; where it gave none (counted is False), the prompt as asked
-    and a token a chunk. failure: its kind, None for a whole answer; detail: why.
+    and a token a chunk. num_bytes: of the answer's text. failure: its kind, None for a whole answer; detail:
+    why.
     """
 
     offered: Offered
@@ -35,6 +37,7 @@ class Observed:
     num_prompt: int
     num_output: int
     num_cached: int
+    num_bytes: int
     counted: bool
     failure: str | None = None
     detail: str = ""
@@ -67,6 +70,7 @@ class Client:
     async def connect(self) -> None:
         """Learn the model and what a word costs. ConfigError when the server cannot be asked."""
         try:
+            self._address = await self._address.resolve()
             self.model = self.model or await self._first_model()
             few, many = [await self._tokens(place, words) for place, words in enumerate((_FEW, _MANY))]
         except Failure as failure:
@@ -80,21 +84,25 @@ class Client:
         """One request, now; its latencies count from `intended_s`."""
         text = self._prompts.prompt(number, offered, self.fit)
         stream, sent_s = Stream(), perf_counter()
+        patience_s = inf if offered.patience_s is None else intended_s + offered.patience_s - sent_s
         failure: Failure | None = None
         try:
-            await self._stream(text, offered.num_output, stream, offered.priority)
+            await self._stream(text, offered.num_output, stream, priority=offered.priority,
+                               timeout_s=min(self._ask.timeout_s, patience_s))
         except Failure as error:
-            failure = error
+            gone = error.kind == "timeout" and patience_s < self._ask.timeout_s
+            failure = Failure("left", "this client's patience was over") if gone else error
         usage = stream.usage
         return Observed(
             offered=offered, intended_s=intended_s, sent_s=sent_s, ended_s=perf_counter(),
             times_s=tuple(stream.times_s), counted=usage is not None,
             num_prompt=usage.prompt_tokens if usage else offered.num_prompt,
             num_output=usage.completion_tokens or 0 if usage else len(stream.times_s),
-            num_cached=usage.num_cached if usage else 0, failure=failure.kind if failure else None,
-            detail=failure.detail if failure else "")
+            num_cached=usage.num_cached if usage else 0, num_bytes=stream.num_bytes,
+            failure=failure.kind if failure else None, detail=failure.detail if failure else "")
 
-    async def _stream(self, text: str, max_tokens: int, stream: Stream, priority: int = 0) -> None:
+    async def _stream(self, text: str, max_tokens: int, stream: Stream, *, timeout_s: float,
+                      priority: int = 0) -> None:
         said: dict[str, Any] = {"prompt": text}
         if self._ask.endpoint == "chat":
             said = {"messages": [{"role": "user", "content": text}]}
@@ -106,14 +114,15 @@ class Client:
             body["priority"] = priority
         request = request_bytes(self._address, "POST", _PATHS[self._ask.endpoint], msgspec.json.encode(body),
                                 self._headers)
-        await exchange(self._address, request, stream.feed, self._ask.timeout_s)
+        await exchange(self._address, request, stream.feed, timeout_s)
         stream.end()
 
     async def _tokens(self, place: int, num_words: int) -> int | None:
         """The server's count of a prompt of so many words."""
         stream = Stream()
         try:
-            await self._stream(self._prompts.text(_PROBE_PLACE - place, num_words), 1, stream)
+            await self._stream(self._prompts.text(_PROBE_PLACE - place, num_words), 1, stream,
+                               timeout_s=self._ask.timeout_s)
         except Failure as failure:
             if failure.kind != "empty":  # a single token may have no text
                 raise

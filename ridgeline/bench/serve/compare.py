@@ -10,7 +10,7 @@ from typing import Any
 from ridgeline.base.errors import ConfigError
 
 _LOAD = ("request_rate", "burstiness", "max_concurrency", "num_prompts", "backend")
-_OURS = ("dataset", "arrival", "rate_scale", "length_scale", "seed", "asked_duration_s")
+_OURS = ("dataset", "arrival", "rate_scale", "length_scale", "seed", "asked_duration_s", "patience_s")
 _SAME = 0.01  # mean lengths of answered requests may differ by this share
 _NUMBERS = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 

@@ -7,7 +7,7 @@ token (docs/LOG.md has the numbers). Knows nothing of what is asked or answered.
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import cast
 from urllib.parse import urlsplit
@@ -31,12 +31,14 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server is. base: what its paths begin with, "/v1" included."""
+    """Where a server is. ip: of host, once `resolve` has looked it up. base: what its paths begin with, "/v1"
+    included. tls: what is needed to speak https, None for http."""
 
     host: str
+    ip: str
     port: int
-    tls: bool
     base: str
+    tls: ssl.SSLContext | None
 
     @classmethod
     def of(cls, url: str) -> "Address":
@@ -48,15 +50,27 @@ class Address:
             raise ConfigError(f"--url {url}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url}: write it like http://localhost:8000")
-        path = parts.path.rstrip("/")
-        return cls(host=parts.hostname, port=port or (443 if parts.scheme == "https" else 80),
-                   tls=parts.scheme == "https", base=path if path.endswith("/v1") else f"{path}/v1")
+        path, tls = parts.path.rstrip("/"), parts.scheme == "https"
+        return cls(host=parts.hostname, ip=parts.hostname, port=port or (443 if tls else 80),
+                   base=path if path.endswith("/v1") else f"{path}/v1",
+                   tls=ssl.create_default_context() if tls else None)
+
+    async def resolve(self) -> "Address":
+        """With the first of its addresses that takes a connection: a look-up for each request would cost time
+        that is not the server's. Raises Failure: connect."""
+        try:
+            _, writer = await asyncio.open_connection(self.host, self.port)
+        except OSError as error:
+            raise Failure("connect", str(error)) from None
+        writer.close()
+        return replace(self, ip=writer.get_extra_info("peername")[0])
 
 
 def request_bytes(address: Address, method: str, path: str, body: bytes,
                   headers: Mapping[str, str]) -> bytes:
     """A whole request, ready to be sent."""
-    lines = [f"{method} {address.base}{path} HTTP/1.1", f"Host: {address.host}:{address.port}",
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    lines = [f"{method} {address.base}{path} HTTP/1.1", f"Host: {host}:{address.port}",
              "Connection: close", f"Content-Length: {len(body)}", "Content-Type: application/json",
              *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -68,13 +82,13 @@ async def exchange(address: Address, request: bytes, sink: Sink, timeout_s: floa
     Raises Failure: connect, timeout, dropped, garbage, or "http" and another status; what `sink` raises.
     """
     loop = asyncio.get_running_loop()
-    context = ssl.create_default_context() if address.tls else None
     transport: asyncio.BaseTransport | None = None
     try:
         async with asyncio.timeout(timeout_s):
             try:
                 transport, protocol = await loop.create_connection(
-                    lambda: _Exchange(request, sink), address.host, address.port, ssl=context)
+                    lambda: _Exchange(request, sink), address.ip, address.port, ssl=address.tls,
+                    server_hostname=address.host if address.tls else None)
             except (OSError, ssl.SSLError) as error:
                 raise Failure("connect", str(error)) from None
             await protocol.done

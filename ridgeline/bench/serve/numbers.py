@@ -88,7 +88,8 @@ def _asked(ask: ServeAsk) -> dict[str, Any]:
     workload = ask.workload
     return {"url": ask.url, "dataset": workload.trace or workload.lengths, "arrival": workload.arrival,
             "rate_scale": workload.rate_scale, "length_scale": workload.length_scale, "seed": workload.seed,
-            "asked_duration_s": workload.duration_s, "num_warmups": ask.num_warmups,
+            "asked_duration_s": workload.duration_s, "patience_s": workload.patience_s,
+            "num_warmups": ask.num_warmups,
             "percentiles": list(ask.percentiles), "latencies_from": "the intended send time",
             "goodput_ms": {name: most_s * 1e3 for name, most_s in ask.goodput.items()}}
 
@@ -107,6 +108,7 @@ def _seen(ask: ServeAsk, observed: Sequence[Observed], whole: Sequence[Observed]
         "num_chunks": sum(len(one.times_s) for one in whole),
         "without_usage": sum(not one.counted for one in whole),
         "usage_below_chunks": sum(one.num_output < len(one.times_s) for one in whole),
+        "usage_above_text": sum(one.num_output > one.num_bytes for one in whole),
         "usage_above_asked": sum(one.num_output > one.offered.num_output for one in whole),
         "send_lag_ms": percentiles(((one.sent_s - one.intended_s) * 1e3 for one in observed),
                                    ask.percentiles)}

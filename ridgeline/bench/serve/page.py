@@ -33,19 +33,19 @@ def page(found: Mapping[str, Any]) -> str:
                 {"answered": [(start, ttft) for start, ttft, _ in answered],
                  "failed": [(start, 0.0) for start, _, _, error in rows if error]}, dots=True),
         _figure("Answered requests in the system", "s", "", {"": under_way}),
-        _figure("Share of requests within a latency", "s", "share", {
+        _figure("Share of requests within a latency", "s", "%", {
             "TTFT": _shares([ttft for _, ttft, _ in answered]),
             "E2E": _shares([ttft + rest for _, ttft, rest in answered])}, log=True),
-        _figure("Share of gaps between chunks within a time (ITL)", "s", "share", {"": _shares(gaps)},
+        _figure("Share of gaps between chunks within a time (ITL)", "s", "%", {"": _shares(gaps)},
                 log=True))
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
             f"<h1>{title}</h1><pre>{escape(report(found))}</pre>{''.join(figures)}</html>\n")
 
 
 def _shares(values: Sequence[float]) -> Points:
-    """The distribution function of what is above 0."""
+    """The distribution function of what is above 0, in percent."""
     ordered = sorted(value for value in values if value > 0)
-    return [(value, (i + 1) / len(ordered)) for i, value in enumerate(ordered)]
+    return [(value, 100 * (i + 1) / len(ordered)) for i, value in enumerate(ordered)]
 
 
 def _figure(title: str, x_unit: str, y_unit: str, series: Mapping[str, Points], *, dots: bool = False,

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import sys
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.bench.serve.ask import ServeAsk
 from ridgeline.bench.serve.client import Client, Observed
 from ridgeline.bench.serve.drive import drive
@@ -24,13 +26,16 @@ _WARM_UP_PLACE = 1 << 17  # of their prompts, far from the workload's
 
 def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
     """The exit code: 1 when no request was answered. ConfigError for a server that cannot be asked."""
-    workload = make_workload(ask.workload)
-    found = asyncio.run(measure(ask, workload))
+    for path in (ask.save, ask.html):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    found = asyncio.run(measure(ask, make_workload(ask.workload)))
+    data = json.dumps(found, allow_nan=False)
+    write(data if ask.json else report(found))
     if ask.save is not None:
-        ask.save.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+        ask.save.write_text(data + "\n", encoding="utf-8")
     if ask.html is not None:
         ask.html.write_text(page(found), encoding="utf-8")
-    write(json.dumps(found, allow_nan=False) if ask.json else report(found))
     return 0 if found["completed"] else 1
 
 
@@ -58,26 +63,26 @@ class _Progress:
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
-        self._ended: list[Observed] = []
+        self._num_answered = self._num_failed = 0
+        self._recent_s: deque[float] = deque(maxlen=100)  # TTFT
         self._started_s = perf_counter()
         self._terminal = sys.stderr.isatty()
 
     def add(self, one: Observed) -> None:
-        self._ended.append(one)
+        if one.failure is None:
+            self._num_answered += 1
+            self._recent_s.append(one.ttft_s)
+        else:
+            self._num_failed += 1
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_PROGRESS_S if self._terminal else 10 * _PROGRESS_S)
-            self.show()
-
-    def show(self) -> None:
-        answered = [one for one in self._ended if one.failure is None]
-        recent_ms = [one.ttft_s * 1e3 for one in answered[-100:]]
-        ttft = f", TTFT {median(recent_ms):.0f} ms of late" if recent_ms else ""
-        text = (f"{perf_counter() - self._started_s:.0f} s: {len(answered)} of {self._num_requests} "
-                f"answered, {len(self._ended) - len(answered)} failed{ttft}")
-        sys.stderr.write(f"\r{text:78}" if self._terminal else f"{text}\n")
-        sys.stderr.flush()
+            ttft = f", TTFT {median(self._recent_s) * 1e3:.0f} ms of late" if self._recent_s else ""
+            text = (f"{perf_counter() - self._started_s:.0f} s: {self._num_answered} of {self._num_requests} "
+                    f"answered, {self._num_failed} failed{ttft}")
+            sys.stderr.write(f"\r{text:78}" if self._terminal else f"{text}\n")
+            sys.stderr.flush()
 
     def close(self) -> None:
         if self._terminal:

@@ -48,13 +48,13 @@ _DECODER = msgspec.json.Decoder(_Event)
 class Stream:
     """Reads the events of one answer as they come; `feed` is an http.Sink.
 
-    times_s: when each chunk that had text came, of the client's clock. num_chars: of all text. usage: the
-    server's count, None when it gave none. finish: the reason, None before the end.
+    times_s: when each chunk that had text came, of the client's clock. num_bytes: of all text in UTF-8.
+    usage: the server's count, None when it gave none. finish: the reason, None before the end.
     """
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
-        self.num_chars = 0
+        self.num_bytes = 0
         self.usage: Usage | None = None
         self.finish: str | None = None
         self._rest = b""
@@ -87,14 +87,15 @@ class Stream:
             raise Failure("error", str(event.error)[:200])
         self._num_events += 1
         self.usage = event.usage or self.usage
-        num_chars = 0
+        num_bytes = 0
         for choice in event.choices or ():
             delta = choice.delta or _NOTHING
-            num_chars += len(choice.text or delta.content or delta.reasoning_content or delta.reasoning or "")
+            text = choice.text or delta.content or delta.reasoning_content or delta.reasoning or ""
+            num_bytes += len(text.encode())
             self.finish = choice.finish_reason or self.finish
-        if num_chars:
+        if num_bytes:
             self.times_s.append(now)
-            self.num_chars += num_chars
+            self.num_bytes += num_bytes
 
 
 _NOTHING = _Delta()

@@ -61,6 +61,7 @@ def notes(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{ours['num_tiles']} image tiles were sent as text of as many tokens"
     for key, words in (("without_usage", "without usage: a token was counted for each chunk"),
                        ("usage_below_chunks", "with fewer tokens by usage than chunks with text"),
+                       ("usage_above_text", "with more tokens by usage than bytes of text"),
                        ("usage_above_asked", "with more tokens by usage than asked for")):
         if ours[key]:
             yield f"{ours[key]} answers {words}"

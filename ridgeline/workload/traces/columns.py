@@ -27,7 +27,8 @@ class Columns:
     def recognises(self, head: str) -> bool:
         return set(self.names()) <= set(split(head))
 
-    def read(self, path: Path, random: Generator) -> Source:
+    def read(self, paths: tuple[Path, ...], random: Generator) -> Source:
+        (path,) = paths
         return Source(requests=self._requests(path), timed=self.time is not None, about=path.name)
 
     def _requests(self, path: Path) -> Iterator[Offered]:

@@ -25,7 +25,8 @@ def recognises(head: str) -> bool:
     return {"timestamp", "input_length", "output_length"} <= set(json_head(head))
 
 
-def read(path: Path, random: Generator) -> Source:
+def read(paths: tuple[Path, ...], random: Generator) -> Source:
+    (path,) = paths
     return Source(requests=_requests(path, random), timed=True,
                   about=f"{path.name}, arrivals of one stamp spread to the next, {_BUCKET_S:g} s at most")
 

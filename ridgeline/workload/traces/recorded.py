@@ -16,9 +16,10 @@ def recognises(head: str) -> bool:
     return json_head(head).get("kind") == "header"
 
 
-def read(path: Path, random: Generator) -> Source:
+def read(paths: tuple[Path, ...], random: Generator) -> Source:
     """Requests that ended before their first token, and choices beyond a request's first, are left out and
     counted in `about`."""
+    (path,) = paths
     try:
         records = [record for record in read_trace(path) if isinstance(record, RequestRecord)]
     except ValueError as error:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,15 @@ class Row:
         return int(number)
 
     def stamp_s(self, column: str) -> float:
-        """Seconds: a number, or a date and time with any number of digits behind the second."""
+        """Seconds: a number, or a date and time (in UTC unless it says otherwise)."""
         text = str(self.get(column))
         if ":" not in text:
             return self.number_of(column, least=-math.inf)
-        whole, _, rest = text.partition(".")
-        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
         try:
-            moment = datetime.fromisoformat(whole + rest[len(digits):] + "+00:00" * ("+" not in text))
+            moment = datetime.fromisoformat(text)
         except ValueError:
             raise self.error(f"{column} is {text!r}, which is no time") from None
-        return moment.timestamp() + float(f"0.{digits or 0}")
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
     def get(self, column: str) -> Any:
         """The value of a column that must be there."""

@@ -10,11 +10,9 @@ image: the models behind these files cut none. Reasoning tokens are part of the 
 import ast
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -32,6 +30,8 @@ _MEDIA = ("image", "audio", "video")
 _USED = {"input_tokens", "text_tokens", "output_tokens",
          *(f"{medium}_{what}" for medium in _MEDIA for what in ("tokens", "count"))}
 Ints = NDArray[np.int64]
+Pdf = tuple[Ints, NDArray[np.float64]]  # values, and their probabilities
+Lengths = list[tuple[float, dict[str, Pdf]]]  # by the second of the day from which each set holds, in order
 
 
 def recognises(head: str) -> bool:
@@ -41,7 +41,7 @@ def recognises(head: str) -> bool:
 def read(paths: tuple[Path, ...], random: Generator) -> Source:
     """ConfigError when there are no lengths among the files."""
     rates = [path for path in paths if path.suffix == ".csv"]
-    lengths = [_Lengths.of(path) for path in paths if path.suffix != ".csv"]
+    lengths = [_lengths(path) for path in paths if path.suffix != ".csv"]
     about = f"ServeGen, {' and '.join(path.name for path in paths)}"
     if not lengths or len(rates) > 1:
         raise ConfigError("ServeGen needs files of lengths, and one of rates unless a rate is given: write "
@@ -51,7 +51,7 @@ def read(paths: tuple[Path, ...], random: Generator) -> Source:
     return Source(requests=_endless(lengths, random), timed=False, about=about)
 
 
-def _day(path: Path, lengths: list["_Lengths"], random: Generator) -> Iterator[Offered]:
+def _day(path: Path, lengths: list[Lengths], random: Generator) -> Iterator[Offered]:
     """All clients' requests, window by window."""
     rows = sorted(csv_rows(path, COLUMNS), key=lambda row: row.number_of("window_start_s"))
     for start_s, window in groupby(rows, key=lambda row: row.number_of("window_start_s")):
@@ -59,7 +59,7 @@ def _day(path: Path, lengths: list["_Lengths"], random: Generator) -> Iterator[O
         for row in window:
             client = int(row.number_of("client"))
             times_s = start_s - rows[0].number_of("window_start_s") + _gaps(row, random)
-            drawn = lengths[client % len(lengths)].draw(len(times_s), start_s, random)
+            drawn = _draw(lengths[client % len(lengths)], len(times_s), start_s, random)
             offered += _offered(times_s.tolist(), drawn, tenant=f"client {client}", first=row.number)
         yield from sorted(offered, key=lambda request: request.arrived_s)
 
@@ -82,10 +82,10 @@ def _gaps(row: Row, random: Generator) -> NDArray[np.float64]:
     return times_s[times_s < _WINDOW_S]
 
 
-def _endless(lengths: list["_Lengths"], random: Generator) -> Iterator[Offered]:
+def _endless(lengths: list[Lengths], random: Generator) -> Iterator[Offered]:
     block = 0
     while True:
-        drawn = lengths[block % len(lengths)].draw(_BLOCK, None, random)
+        drawn = _draw(lengths[block % len(lengths)], _BLOCK, None, random)
         yield from _offered([0.0] * _BLOCK, drawn, tenant="", first=block * _BLOCK + 1)
         block += 1
 
@@ -98,63 +98,41 @@ def _offered(times_s: list[float], drawn: tuple[Ints, Ints, Ints], *, tenant: st
                       tenant=tenant, row=first)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pdf:
-    """Values in rising order, and the sums of their probabilities up to each."""
-
-    values: Ints
-    sums: NDArray[np.float64]
-
-    def draw(self, num: int, random: Generator) -> Ints:
-        place = np.searchsorted(self.sums, random.random(num) * self.sums[-1], side="right")
-        return self.values[np.minimum(place, len(self.values) - 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    """One client's PDFs, by the second of the day from which each set holds."""
-
-    periods: tuple[tuple[float, Mapping[str, _Pdf]], ...]
-
-    @classmethod
-    def of(cls, path: Path) -> "_Lengths":
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            periods = [(float(start), {name: _pdf(pdf) for name, pdf in sets.items() if name in _USED})
-                       for start, sets in values.items() if len(sets["output_tokens"]) > len("{}")]
-        except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
-            raise ConfigError(f"{path}: not ServeGen's PDFs of lengths ({error})") from None
-        for start, sets in periods:
-            if not {"input_tokens", "text_tokens"} & set(sets):
-                raise ConfigError(f"{path}, period {start:g}: input_tokens or text_tokens are needed")
-        if not periods:
-            raise ConfigError(f"{path} holds no lengths")
-        return cls(tuple(sorted(periods, key=lambda period: period[0])))
-
-    def draw(self, num: int, at_s: float | None, random: Generator) -> tuple[Ints, Ints, Ints]:
-        """Prompts, outputs and tiles of num requests, `at_s` of a day; None: at any hour."""
-        if at_s is None:
-            pdfs = self.periods[int(random.integers(len(self.periods)))][1]
-        else:
-            begun = [sets for start, sets in self.periods if start <= at_s % _DAY_S]
-            pdfs = begun[-1] if begun else self.periods[-1][1]
-        prompts = pdfs["text_tokens" if "text_tokens" in pdfs else "input_tokens"].draw(num, random)
-        tiles = np.zeros(num, dtype=np.int64)
-        for medium in _MEDIA:
-            if f"{medium}_count" in pdfs:
-                counts = pdfs[f"{medium}_count"].draw(num, random)
-                tokens = pdfs[f"{medium}_tokens"].draw(int(counts.sum()), random)
-                owners = np.repeat(np.arange(num), counts)
-                prompts = prompts + np.bincount(owners, weights=tokens, minlength=num).astype(np.int64)
-                tiles = tiles + counts if medium == "image" else tiles
-        return np.maximum(prompts, 1), np.maximum(pdfs["output_tokens"].draw(num, random), 1), tiles
+def _lengths(path: Path) -> Lengths:
+    """The sets that hold anything. ConfigError for a file that is none of ServeGen's."""
+    try:
+        sets = sorted((float(start), sets) for start, sets in json.loads(path.read_text("utf-8")).items())
+        found = [(start, {name.replace("input_", "text_"): _pdf(pdfs[name]) for name in _USED & set(pdfs)})
+                 for start, pdfs in sets if ast.literal_eval(pdfs["output_tokens"])]
+    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
+        raise ConfigError(f"{path}: not ServeGen's PDFs of lengths ({error})") from None
+    if not found or any("text_tokens" not in pdfs for _, pdfs in found):
+        raise ConfigError(f"{path}: ServeGen's output_tokens, and input_tokens or text_tokens, are needed")
+    return found
 
 
-def _pdf(text: Any) -> _Pdf:
+def _pdf(text: str) -> Pdf:
     """A PDF as ServeGen writes it: {value: probability} as Python prints it."""
-    pairs = sorted(ast.literal_eval(text).items() if isinstance(text, str) else text.items())
-    values = np.array([value for value, _ in pairs], dtype=np.float64)
-    chances = np.array([chance for _, chance in pairs], dtype=np.float64)
-    if not len(pairs) or not np.isfinite(values).all() or not (chances >= 0).all() or not chances.sum() > 0:
+    found = np.array(list(ast.literal_eval(text).items()), dtype=np.float64)
+    if not np.isfinite(found).all() or not (found >= 0).all() or not found[:, 1].sum() > 0:
         raise ValueError("a PDF needs values with probabilities")
-    return _Pdf(values.astype(np.int64), np.cumsum(chances))
+    return found[:, 0].astype(np.int64), found[:, 1] / found[:, 1].sum()
+
+
+def _draw(lengths: Lengths, num: int, at_s: float | None, random: Generator) -> tuple[Ints, Ints, Ints]:
+    """Prompts, outputs and tiles of num requests, `at_s` of a day; None: at any hour."""
+    begun = [pdfs for start, pdfs in lengths if at_s is not None and start <= at_s % _DAY_S]
+    pdfs = begun[-1] if begun else lengths[-1 if at_s is not None else random.integers(len(lengths))][1]
+
+    def drawn(name: str, size: int) -> Ints:
+        values, chances = pdfs[name]
+        return random.choice(values, size, p=chances)
+
+    prompts, tiles = drawn("text_tokens", num), np.zeros(num, dtype=np.int64)
+    for medium in _MEDIA:
+        if f"{medium}_count" in pdfs:
+            counts = drawn(f"{medium}_count", num)
+            owners, tokens = np.repeat(np.arange(num), counts), drawn(f"{medium}_tokens", counts.sum())
+            prompts = prompts + np.bincount(owners, weights=tokens, minlength=num).astype(np.int64)
+            tiles = tiles + counts if medium == "image" else tiles
+    return np.maximum(prompts, 1), np.maximum(drawn("output_tokens", num), 1), tiles

@@ -24,7 +24,8 @@ def recognises(head: str) -> bool:
     return set(COLUMNS) <= set(split(head))
 
 
-def read(path: Path, random: Generator) -> Source:
+def read(paths: tuple[Path, ...], random: Generator) -> Source:
+    (path,) = paths
     return Source(requests=_requests(path, random), timed=False,
                   about=f"{path.name}, sessions mixed; a call does not wait for the one before it")
 

@@ -21,18 +21,14 @@ class Reader:
     many: bool = False
 
 
-def _single(read: Callable[[Path, Generator], Source]) -> Callable[[tuple[Path, ...], Generator], Source]:
-    return lambda paths, random: read(paths[0], random)
-
-
 READERS = Table("trace format", {
-    "azure": Reader(columns.AZURE.recognises, _single(columns.AZURE.read)),
-    "lengths": Reader(columns.LENGTHS.recognises, _single(columns.LENGTHS.read)),
-    "plain": Reader(columns.PLAIN.recognises, _single(columns.PLAIN.read)),
-    "mooncake": Reader(mooncake.recognises, _single(mooncake.read)),
-    "sessions": Reader(sessions.recognises, _single(sessions.read)),
+    "azure": Reader(columns.AZURE.recognises, columns.AZURE.read),
+    "lengths": Reader(columns.LENGTHS.recognises, columns.LENGTHS.read),
+    "plain": Reader(columns.PLAIN.recognises, columns.PLAIN.read),
+    "mooncake": Reader(mooncake.recognises, mooncake.read),
+    "sessions": Reader(sessions.recognises, sessions.read),
     "servegen": Reader(servegen.recognises, servegen.read, many=True),
-    "recorded": Reader(recorded.recognises, _single(recorded.read)),
+    "recorded": Reader(recorded.recognises, recorded.read),
 })
 
 
