@@ -4,6 +4,7 @@ decodes are priced many steps at once.
 Legend: M linear forms of a stage (twice its lines, its collectives, one that is plain), S sums, K steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -34,11 +35,13 @@ class StepSeconds(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decodes:
     """Steps of so many decodes on one stage: what is the same in all of them [M], and what a key adds [W, M],
-    by window (None: full attention)."""
+    by window (None: full attention). share: of the rows that are in the stage at once."""
 
+    form: StageForm
+    share: float
     fixed_M: NDArray[np.float64]
     windows: tuple[int | None, ...]
-    key_WM: NDArray[np.float64]
+    key_WM: Sequence[NDArray[np.float64]]
 
 
 class Steps:
@@ -55,7 +58,7 @@ class Steps:
         self._deployment, self._estimate, self._calibration = deployment, estimate, calibration
         self._layout = deployment.layout
         self._forms: dict[int, tuple[float, tuple[StageForm, ...]]] = {}
-        self._decodes: dict[int, tuple[float, tuple[_Decodes, ...]]] = {}
+        self._decodes: dict[int, tuple[float, int, list[_Decodes]]] = {}
 
     def __call__(self, step: StepShape) -> float:
         count = np.asarray(step.count)
@@ -69,20 +72,20 @@ class Steps:
 
     def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
         num_rows = len(start)
-        share, turns = self._share(num_rows)
         if num_rows not in self._decodes:
+            share, turns = self._share(num_rows)
             beside_s, forms = self._forms_at(num_rows * share)
-            self._decodes[num_rows] = beside_s, tuple(_decodes(form, num_rows, share) for form in forms)
-        beside_s, stages = self._decodes[num_rows]
+            self._decodes[num_rows] = beside_s, turns, [_decodes(form, num_rows, share) for form in forms]
+        beside_s, turns, stages = self._decodes[num_rows]
         keys: dict[int | None, NDArray[np.float64]] = {}
         total_PK = []
-        for form, one in zip(self._forms_at(num_rows * share)[1], stages, strict=True):
-            y_KM = np.repeat(one.fixed_M[None], num_steps, 0)
+        for one in stages:
+            y_KM = np.broadcast_to(one.fixed_M, (num_steps, len(one.fixed_M)))
             for window, key_M in zip(one.windows, one.key_WM, strict=True):
                 if window not in keys:
-                    keys[window] = share * _keys(start, num_steps, window)
-                y_KM += keys[window][:, None] * key_M
-            total_PK.append(form.total(y_KM))
+                    keys[window] = one.share * _keys(start, num_steps, window)[:, None]
+                y_KM = y_KM + keys[window] * key_M
+            total_PK.append(one.form.total(y_KM))
         if len(total_PK) == 1:
             return total_PK[0] + beside_s
         return np.maximum(np.sum(total_PK, 0), turns * np.max(total_PK, 0)) + beside_s
@@ -127,14 +130,15 @@ def _decodes(form: StageForm, num_rows: int, share: float) -> _Decodes:
             assert not isinstance(of, tuple)
             columns.setdefault(of, []).append(i)
             sums_S[i] = 0.0
-    key_WM = np.stack([form.rows_MS[:, at].sum(1) for at in columns.values()])
-    return _Decodes(fixed_M=form.rows_MS @ _scaled(form, sums_S, share), windows=tuple(columns),
-                    key_WM=key_WM)
+    key_WM = [form.rows_MS[:, at].sum(1) for at in columns.values()]
+    return _Decodes(form=form, share=share, fixed_M=form.rows_MS @ _scaled(form, sums_S, share),
+                    windows=tuple(columns), key_WM=key_WM)
 
 
 def _keys(start: NDArray[Any], num_steps: int, window: int | None) -> NDArray[np.float64]:
     """Keys [K] that all rows read in each step; exact, since they are whole numbers."""
-    ahead_K = np.arange(num_steps, dtype=np.int64)
     if window is None:
-        return (int(start.sum()) + len(start) + ahead_K * len(start)).astype(np.float64)
+        first = int(start.sum()) + len(start)
+        return np.arange(first, first + num_steps * len(start), len(start), dtype=np.float64)
+    ahead_K = np.arange(num_steps, dtype=np.int64)
     return np.minimum(start[None] + ahead_K[:, None], window - 1).sum(1).astype(np.float64) + len(start)

@@ -12,10 +12,13 @@ from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup
 from ridgeline.schedule.executor import Capacity
 from ridgeline.sim.node import Machine
+from ridgeline.spec.cache import plan_layout
+
+BLOCK_TOKENS = 64  # what the live engine's GPU kernels read best
 
 
-def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, estimate: bool = True,
-               calibration: Calibration | None = None) -> Machine:
+def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, block_tokens: int = BLOCK_TOKENS,
+               estimate: bool = True, calibration: Calibration | None = None) -> Machine:
     """A replica that runs at most num_rows sequences, and max_step_tokens tokens a step.
 
     estimate: steps last as long as is expected, else no longer than their floor. The context is not the
@@ -24,8 +27,11 @@ def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, estimate: b
     ConfigError when nothing fits.
     """
     groups = setup.layout.groups
-    room = min(setup.rooms, key=lambda one: one.num_pages(-(-num_rows // groups)))
-    pages = (room.num_pages(-(-num_rows // groups)) - 1) * groups + 1
+    each = -(-num_rows // groups)
+    rooms = [replace(one, layout=plan_layout(one.stage.spec.cache(one.element_bytes),
+                                             block_tokens=block_tokens)) for one in setup.rooms]
+    room = min(rooms, key=lambda one: one.num_pages(each))
+    pages = (room.num_pages(each) - 1) * groups + 1
     tokens = setup.max_tokens()
     if pages < 2 or tokens < 2:
         raise ConfigError(f"{setup.ask.model} on {setup.device.name} with {setup.layout.text()}: nothing is "

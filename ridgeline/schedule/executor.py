@@ -1,9 +1,11 @@
 """The door between the loop and whatever runs a step: the live runner, a group of them, or the simulator's
 ledger."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.schedule.leap import Course, Future
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.spec.cache import CacheLayout
 
@@ -46,4 +48,20 @@ class Executor(Protocol):
 
         EngineDeadError when the executor itself is broken; any other error fails the rows of this step alone.
         """
+        ...
+
+
+class Oracle(Executor, Protocol):
+    """An executor that can tell what steps will bring, as none that computes can: a simulation."""
+
+    def ready_at(self, ticket: int) -> float: ...
+
+    def foresee(self, course: Course, until_s: float) -> Future | None:
+        """The next steps that end by until_s and end no row: those in flight, and decodes of the last one's
+        rows behind them, each begun when the oldest in flight is finished. None where they are not more than
+        those in flight."""
+        ...
+
+    def leap(self, num_steps: int, plans: Sequence[StepPlan]) -> Sequence[int]:
+        """So many steps of what was foreseen are over; `plans` are in flight now. Their tickets."""
         ...

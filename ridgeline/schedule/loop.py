@@ -7,6 +7,7 @@ no model, no socket and no request's text.
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,9 +16,10 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Trace
-from ridgeline.schedule.executor import Executor
+from ridgeline.schedule.executor import Executor, Oracle
+from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.plan import StepPlan, StepResult
-from ridgeline.schedule.records import Flight, Prices, request_record, step_record
+from ridgeline.schedule.records import Flight, Prices, prefill_share, request_record, step_record
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
 
@@ -117,6 +119,38 @@ class Loop:
             self._tell(news, now)
         news, self._news = self._news, []
         return news
+
+    def leap(self, oracle: Oracle, until_s: float) -> Leap | None:
+        """Finish all steps up to until_s in which nothing can change, at once, and begin as many; None where
+        step() must. oracle: the executor. No record and no news come of it."""
+        flights = list(self._flights)
+        if len(flights) < self._depth or any(f.ticket is None or len(f.plan.copies) for f in flights):
+            return None
+        course = self._scheduler.course()
+        future = None if course is None else oracle.foresee(course, until_s)
+        if future is None:
+            return None
+        num_steps = len(future.finished_s)
+        plans, used = self._scheduler.leap(future)
+        tickets = oracle.leap(num_steps, plans)
+        load = self._scheduler.load()
+        pages = [*(flight.load.used_pages for flight in flights), *used.tolist()]
+        begun_s = [*(flight.begun_s for flight in flights), *future.finished_s.tolist()]
+        self._flights = deque(
+            Flight(plan=plan, ticket=ticket, error="", begun_s=begun_s[num_steps + i], plan_s=0.0,
+                   planned_s=oracle.ready_at(ticket) - begun_s[num_steps + i], num_preemptions=0,
+                   load=replace(load, used_pages=pages[num_steps + i]))
+            for i, (plan, ticket) in enumerate(zip(plans, tickets, strict=True)))
+        self._num_finished += num_steps
+        self._measured_s += float((future.finished_s - future.started_s).sum())
+        behind = num_steps - len(flights)
+        shares = np.array([prefill_share(f.plan, None, None) for f in flights] + [0.0] * behind)
+        self._prefill_s += float((future.finished_s - future.started_s) @ shares)
+        return Leap(
+            started_s=future.started_s, finished_s=future.finished_s, prefill_share=shares,
+            num_rows=np.array([f.plan.num_rows for f in flights] + [load.running] * behind),
+            running=np.array([f.load.running for f in flights] + [load.running] * behind),
+            used_pages=np.array(pages[:num_steps]))
 
     def stats(self) -> dict[str, int | float | Mapping[str, float]]:
         """The scheduler's gauges and counters, how deep the pipeline is, Little's law (`base.stats`), and the

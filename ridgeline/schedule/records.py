@@ -65,10 +65,10 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
         measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,
         experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens),
-        prefill_share=_prefill_share(plan, floor_s, prices))
+        prefill_share=prefill_share(plan, floor_s, prices))
 
 
-def _prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) -> float:
+def prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) -> float:
     """What the chunks of a step add to its decodes, as a share of its floor; by tokens without prices."""
     decodes = plan.num_decodes
     if decodes in (0, plan.num_rows):

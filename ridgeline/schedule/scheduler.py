@@ -22,6 +22,7 @@ from ridgeline.schedule.book import Book
 from ridgeline.schedule.budget import share_tokens
 from ridgeline.schedule.door import Door
 from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.leap import Course, Future, Leaper
 from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import StepPlan, StepResult
@@ -85,6 +86,7 @@ class Scheduler:
         self._taker = Taker(rows=self._rows, book=self._book)
         self._policy = policy
         self._held = 0
+        self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, layout=capacity.layout)
         self._next_step = 0
         self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1
@@ -205,6 +207,19 @@ class Scheduler:
         if draft is not None:
             draft = np.minimum(draft, np.maximum(counts - 1, 0))  # of rows that pages did not suffice for
         return counts, draft
+
+    def course(self) -> Course | None:
+        """Where leap() can go; None where what comes next is not decodes alone."""
+        return self._leaper.course(list(self._begun)) if self._cache and self._speculation is None else None
+
+    def leap(self, future: Future) -> tuple[list[StepPlan], NDArray[np.int32]]:
+        """Commit the oldest steps begun, more than are in flight but none that ends a row, and plan as many
+        behind: (the plans in flight then, the pages held after each was planned). There is no news."""
+        begun, plans, used_pages = self._leaper.take(list(self._begun), future)
+        self._begun = deque(begun)
+        self._committed += len(used_pages)
+        self._next_step += len(used_pages)
+        return plans, used_pages
 
     def _waits(self, speculation: Speculation) -> bool:
         """True when what is in flight must be known first: it verifies drafts, or the next step should."""

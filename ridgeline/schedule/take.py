@@ -64,9 +64,7 @@ class Taker:
         if request is None:
             book.surplus(None, len(tokens))
             return None
-        request.num_chunks += bool(plan.start[index] < request.num_prompt)
-        if request.first_started_s is None and request.first_scheduled_s is not None:
-            request.first_started_s = max(request.first_scheduled_s, result.started_s)
+        note_step(request, int(plan.start[index]), result.started_s)
         if result.failed[index]:
             book.finish(request, Finish.ERROR, now)
             return request.news(error=result.errors.get(index, "the step failed"))
@@ -104,6 +102,13 @@ class Taker:
             rows.append(request, len(kept))
             rows.slow[row] = request.params.logprobs is not None
         return kept, reason
+
+
+def note_step(request: Request, start: int, started_s: float) -> None:
+    """A step that may be one of its prompt's: its first token there was at `start`."""
+    request.num_chunks += start < request.num_prompt
+    if request.first_started_s is None and request.first_scheduled_s is not None:
+        request.first_started_s = max(request.first_scheduled_s, started_s)
 
 
 def _by_row(plan: StepPlan, result: StepResult, num_rows: int, *,

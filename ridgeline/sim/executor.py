@@ -5,24 +5,26 @@ time.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.steps import StepSeconds
 from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.leap import Course, Future
 from ridgeline.schedule.plan import Int, Long, StepPlan, StepResult
 
-_MIX = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: neighbours end up far apart
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbours end up far apart
+_HIGH = np.uint64(33)
 
 
-def made_up(request: Long, position: NDArray[np.int64], vocab_size: int) -> Int:
+def made_up(request: Long, position: Long, vocab_size: int) -> Int:
     """A token id for each (request, position), the same in every run."""
-    with np.errstate(over="ignore"):
-        place = request.astype(np.uint64) * np.uint64(1 << 20) + position.astype(np.uint64)
-        mixed = place * np.uint64(_MIX)
-    return ((mixed >> np.uint64(33)) % np.uint64(vocab_size)).astype(np.int32)
+    mixed = ((request << 20) + position).view(np.uint64) * _MIX
+    return ((mixed >> _HIGH) % np.uint64(vocab_size)).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class LedgerExecutor:
         self._begun: deque[_Begun] = deque()
         self._next_ticket = 0
         self._free_at_s = 0.0
+        self._decode_s = 0.0  # of a recent step of decodes alone
+        self._foreseen_s = np.zeros(0)  # the ends of steps, the first one's start before them
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -50,7 +54,9 @@ class LedgerExecutor:
     def begin(self, plan: StepPlan, now: float) -> int:
         assert len(self._begun) < self.max_in_flight
         started_s = max(now, self._free_at_s)
-        self._free_at_s = started_s + self._seconds(plan)
+        alone = plan.num_decodes == plan.num_rows
+        took_s = float(self._seconds.decodes(plan.start, 1)[0]) if alone else self._seconds(plan)
+        self._free_at_s = started_s + took_s
         self._begun.append(_Begun(ticket=self._next_ticket, plan=plan, started_s=started_s,
                                   finished_s=self._free_at_s))
         self._next_ticket += 1
@@ -59,13 +65,56 @@ class LedgerExecutor:
     def ready_at(self, ticket: int) -> float:
         return next(begun.finished_s for begun in self._begun if begun.ticket == ticket)
 
+    def foresee(self, course: Course, until_s: float) -> Future | None:
+        """See `schedule.executor.Oracle`. The times are those that steps have one by one, to the last bit."""
+        depth, last, least = len(self._begun), self._begun[-1].plan, int(course.feeds.min())
+        if self._free_at_s > until_s or min(least, course.most) < 2:
+            return None
+        order = np.argsort(last.row)
+        ends = (last.start.astype(np.int64) + last.count)[order]
+        behind_s = self._behind_s(ends, course.feeds, least, until_s)
+        ends_s = np.concatenate([[one.finished_s for one in self._begun][:-1],
+                                 np.add.accumulate(np.append(self._free_at_s, behind_s))])
+        num_steps = int(np.searchsorted(ends_s[:min(len(behind_s), course.most)], until_s, side="right"))
+        if num_steps <= depth:
+            return None
+        self._foreseen_s = np.append(self._begun[0].started_s, ends_s)
+        place = ends + np.arange(1 - depth, num_steps - depth + 1)[:, None]
+        return Future(started_s=self._foreseen_s[:num_steps], finished_s=ends_s[:num_steps],
+                      tokens=made_up(last.request[order], place, self._capacity.vocab_size))
+
+    def _behind_s(self, ends: Long, feeds: Long, least: int, until_s: float) -> NDArray[np.float64]:
+        """Seconds of the steps behind those begun, up to about until_s: more would be of no use, and after
+        fewer another leap follows. Rows that are fed no more stay out of the last that can be begun."""
+        most = least
+        if until_s < inf and self._decode_s:
+            most = min(most, int((until_s - self._free_at_s) / self._decode_s * 1.1) + 2)
+        behind_s = self._seconds.decodes(ends, most)
+        self._decode_s = float(behind_s[0])
+        if most < least:
+            return behind_s
+        tail = range(least, min(least + len(self._begun) - 1, int(feeds.max())))
+        return np.append(behind_s, [self._seconds.decodes(ends[feeds > i] + i, 1)[0] for i in tail])
+
+    def leap(self, num_steps: int, plans: Sequence[StepPlan]) -> list[int]:
+        times_s = self._foreseen_s[num_steps:num_steps + len(plans) + 1].tolist()
+        self._next_ticket += num_steps
+        tickets = list(range(self._next_ticket - len(plans), self._next_ticket))
+        self._begun = deque(
+            _Begun(ticket=ticket, plan=plan, started_s=times_s[i], finished_s=times_s[i + 1])
+            for i, (ticket, plan) in enumerate(zip(tickets, plans, strict=True)))
+        self._free_at_s = times_s[-1]
+        return tickets
+
     def finish(self, ticket: int, now: float) -> StepResult:
         begun = self._begun.popleft()
         assert begun.ticket == ticket and now >= begun.finished_s, "tickets are finished in order, in time"
         plan, samples = begun.plan, begun.plan.sample > 0
-        ends = plan.start.astype(np.int64) + plan.count
+        request, ends = plan.request, plan.start.astype(np.int64) + plan.count
+        if plan.num_decodes < plan.num_rows:
+            request, ends = request[samples], ends[samples]
         return StepResult(
             step=plan.step, num_new=samples.astype(np.int32),
-            tokens=made_up(plan.request[samples], ends[samples], self._capacity.vocab_size),
+            tokens=made_up(request, ends, self._capacity.vocab_size),
             failed=np.zeros(plan.num_rows, np.uint8), returned_tickets=plan.copies.ticket,
             started_s=begun.started_s, finished_s=begun.finished_s)

@@ -8,12 +8,14 @@ round.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol, runtime_checkable
 
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.trace import Trace
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.steps import StepSeconds
 from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
@@ -51,20 +53,29 @@ class Serving:
     prefix_caching: bool = True
 
 
-class Node:
-    """Scheduler, loop, executor and virtual clock. trace: takes the records of its steps and requests."""
+@runtime_checkable
+class Leaps(Trace, Protocol):
+    """A trace that also takes steps in which nothing changed, many at once."""
 
-    def __init__(self, machine: Machine, serving: Serving, trace: Trace | None = None) -> None:
+    def leapt(self, leap: Leap) -> None: ...
+
+
+class Node:
+    """Scheduler, loop, executor and virtual clock. trace: takes the records of its steps and requests; one
+    that takes leaps too is not told one by one of steps in which nothing changes."""
+
+    def __init__(self, machine: Machine, serving: Serving, trace: Trace | Leaps | None = None) -> None:
         self.machine = machine
         self.clock = VirtualClock()
         capacity = machine.capacity
-        executor = LedgerExecutor(capacity, machine.seconds, machine.max_in_flight)
+        self._executor = executor = LedgerExecutor(capacity, machine.seconds, machine.max_in_flight)
         manager = KVManager(capacity.layout, capacity.num_pages, prefix_caching=serving.prefix_caching)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
         scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
                               max_num_seqs=capacity.num_rows)
         self.max_request_tokens = scheduler.max_request_tokens
         self.loop = Loop(scheduler, executor, self.clock, trace)
+        self._leaps = trace if isinstance(trace, Leaps) else None
         self._waits = False  # for a step: the loop comes round when it ends
 
     def add(self, new: NewRequest) -> None:
@@ -95,6 +106,11 @@ class Node:
                 break
             if ready_s > until_s:
                 break
+            leap = None if self._leaps is None else self.loop.leap(self._executor, until_s)
+            if leap is not None and self._leaps is not None:
+                self.clock.advance_to(float(leap.finished_s[-1]))
+                self._leaps.leapt(leap)
+                continue
             self.clock.advance_to(ready_s)
             news += self.loop.collect()
             self._waits = False

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.base.stats import POINTS, e2e_s, tpot_s, ttft_s
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
+from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 
 Seconds = NDArray[np.float64]
@@ -78,15 +79,29 @@ class Meter:
         self.num_steps += 1
         self.num_preemptions += record.num_preemptions
         self.busy_s += record.measured_s
-        if record.num_chunks:
-            self.prefill_s += record.measured_s
+        self.prefill_s += record.prefill_share * record.measured_s
         self.page_s += record.used_pages * record.measured_s
         self.most_pages = max(self.most_pages, record.used_pages)
-        if not self._batch_holds or record.running > self._running:
-            self._held = record.running
-        self._running = record.running
         self.num_rows += record.num_decodes + record.num_chunks
-        self.num_held += self._held
+        self.num_held += self._hold(record.running)
+
+    def leapt(self, leap: Leap) -> None:
+        """Steps without a record each."""
+        took_s = leap.finished_s - leap.started_s
+        self.num_steps += leap.num_steps
+        self.busy_s += float(took_s.sum())
+        self.prefill_s += float(took_s @ leap.prefill_share)
+        self.page_s += float(took_s @ leap.used_pages)
+        self.most_pages = max(self.most_pages, int(leap.used_pages.max()))
+        self.num_rows += int(leap.num_rows.sum())
+        self.num_held += sum(map(self._hold, leap.running.tolist()))
+
+    def _hold(self, running: int) -> int:
+        """Slots that are taken in a step after whose plan so many requests run."""
+        if not self._batch_holds or running > self._running:
+            self._held = running
+        self._running = running
+        return self._held
 
     def close(self) -> None:
         """Nothing to do: the sums stay readable."""
@@ -98,7 +113,7 @@ class Outcome:
 
     num_good: complete and within the targets; num_refused: could never run; num_lost: their client went away.
     duration_s: from the first arrival to the last end. slot_utilisation: of the slots that requests hold, by
-    steps, those that take part. prefill_share: of the time of steps, that of those with prompts in them.
+    steps, those that take part. prefill_share: of the time of steps, that for prompts.
     wasted_tokens: computed again, or past an end; unwanted_tokens: nobody waited for them any more.
     """
 
