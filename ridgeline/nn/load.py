@@ -9,7 +9,9 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from ridgeline.nn.dummy import RandomWeights
 from ridgeline.nn.progress import Progress
 from ridgeline.nn.repack import RepackCache
 from ridgeline.nn.rows import BLOCKS, decode, finite_scales, joined_mxfp4
+from ridgeline.nn.upload import Uploads
 from ridgeline.quant.format import Dense, GgufBlocks, Packed, Packing, SourceWeight
 from ridgeline.quant.stack import Stack
 from ridgeline.spec.block import ParamSpec
@@ -56,10 +59,12 @@ def load_weights(checkpoint: Checkpoint, policy: Policy, *, device: str | torch.
     jobs = list(_jobs(checkpoint.spec, policy))
     costly = {name: packing.key for name, _, packing, _ in jobs if packing.cached}
     weights: Weights = {}
-    with (RepackCache(None if checkpoint.dummy else cache_dir, checkpoint, costly) as cache,
+    at_once = device.type == "cuda" and all(isinstance(packing, Dense) for _, _, packing, _ in jobs)
+    with (Uploads(device) if at_once else nullcontext() as uploads,
+          RepackCache(None if checkpoint.dummy else cache_dir, checkpoint, costly) as cache,
           ThreadPoolExecutor(torch.get_num_threads(), "decode") as pool,
           Progress("loading weights", sum(job[1].num_elements for job in jobs), shown=progress) as bar):
-        reader = RandomWeights(seed) if checkpoint.dummy else _Files(checkpoint, pool)
+        reader = RandomWeights(seed) if checkpoint.dummy else _Files(checkpoint, pool, uploads)
         kept = cache.load()
         for name, param, packing, source in jobs:
             if name in kept:
@@ -90,9 +95,11 @@ def _jobs(spec: ModelSpec, policy: Policy) -> Iterator[tuple[str, ParamSpec, Any
 class _Files:
     """The mapped files of a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, checkpoint: Checkpoint, pool: ThreadPoolExecutor,
+                 uploads: Uploads | None) -> None:
         self._checkpoint = checkpoint
         self._pool = pool
+        self._uploads = uploads
         self._maps: dict[Path, mmap.mmap] = {}
 
     def weight(self, name: str, param: ParamSpec, source: str) -> SourceWeight:
@@ -114,7 +121,7 @@ class _Files:
             if scales_RG is not None:
                 tensor = replace(tensor, format="mxfp4", shape=(tensor.rows, 32 * scales_RG.shape[1]))
             pieces.append(_Piece(part=part, tensor=tensor, raw_RB=raw_RB, scales_RG=scales_RG))
-        return _FileWeight(name, param, pieces, self._pool, added)
+        return _FileWeight(name, param, pieces, self._pool, None if added else self._uploads, added)
 
     def _rows(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """[R, B] view of the mapped file."""
@@ -148,11 +155,13 @@ class _FileWeight:
     """A SourceWeight of mapped tensors."""
 
     def __init__(self, name: str, param: ParamSpec, pieces: list[_Piece], pool: ThreadPoolExecutor,
-                 added: float) -> None:
+                 uploads: Uploads | None, added: float) -> None:
+        """uploads: what brings slices to the device, by the end of the loading; None: at once."""
         self.name = name
         self.param = param
         self._pieces = pieces
         self._pool = pool
+        self._uploads = uploads
         self._added = added
 
     def blocks(self) -> tuple[GgufBlocks, ...] | None:
@@ -196,10 +205,17 @@ class _FileWeight:
         elements = _DECODED_ELEMENTS if tensor.quantized else _COPIED_ELEMENTS
         step = max(1, elements * tensor.rows // out.numel())
 
+        def read(rows: slice) -> Tensor:
+            return piece.rows(rows if order is None else order[rows])
+
         def one(begin: int) -> None:
             rows = slice(begin, begin + step)
-            _copy(out[rows], piece.rows(rows if order is None else order[rows]), tensor)
+            _copy(out[rows], read(rows), tensor)
 
+        if self._uploads is not None:
+            for rows in (slice(begin, begin + step) for begin in range(0, tensor.rows, step)):
+                self._uploads.put(out[rows], partial(read, rows), _not_finite(tensor))
+            return
         for _ in (self._pool.map if tensor.quantized else map)(one, range(0, tensor.rows, step)):
             pass
 

@@ -267,7 +267,10 @@ class GpuExecutor:
         first = part.num_decodes  # a decode predicts no token of its prompt
         for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
             owed = self._scores.owed(flight.plan, place, x_TH[first : first + count])
-            flight.prompts += [(place, low, self._chooser.taken(*ask)) for low, *ask in owed]
+            flight.prompts += [
+                (place, low, self._chooser.taken(logits_SV, tokens_S, tops))
+                for low, logits_SV, tokens_S, tops in owed
+            ]
             first += count
         sampling = np.flatnonzero(part.sample != SAMPLE_NONE)
         if len(sampling):
