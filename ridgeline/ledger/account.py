@@ -6,11 +6,24 @@ out, since nothing forces them through memory: the account is what a perfect eng
 device and no time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
-from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW, PAIRS, Form, Router, StepSums, Term, add, form, scale
+from ridgeline.spec.cost import (
+    CONTEXT,
+    DISTINCT,
+    FEW,
+    PAIRS,
+    CostLine,
+    Form,
+    Router,
+    StepSums,
+    Term,
+    add,
+    form,
+    scale,
+)
 from ridgeline.spec.model import ModelSpec
 
 WeightBytes = Callable[[str, ParamSpec], float]
@@ -35,6 +48,7 @@ class Line:
     written: Form
     sent: Form
     packs: int = 0
+    kernels: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +116,15 @@ def _block_lines(prefix: str, block: BlockSpec, weight_bytes: WeightBytes,
                           read=add((cost.read, form(one=whole), scale(cost.share, part),
                                     scale(cost.cache_read, element_bytes))),
                           written=add((cost.written, scale(cost.cache_written, element_bytes))),
-                          sent=cost.sent, packs=sum(packed[name] for name in cost.weights + cost.share_of)))
+                          sent=cost.sent, packs=sum(packed[name] for name in cost.weights + cost.share_of),
+                          kernels=_kernels(cost, params)))
     return lines
+
+
+def _kernels(cost: CostLine, params: Mapping[str, ParamSpec]) -> int:
+    """Kernels that a step cannot do without: one a matrix, and one over the cache."""
+    matrices = sum(params[name].role in ("linear", "plain") for name in cost.weights + cost.share_of)
+    return max(matrices + bool(cost.cache_read), 1)
 
 
 def _packed(param: ParamSpec, held_bytes: float) -> int:
@@ -133,13 +154,14 @@ def account(spec: ModelSpec, *, weight_bytes: WeightBytes, cache_element_bytes: 
     weight_bytes: asked for "head.weight" also where the embedding is tied. cache_element_bytes: of one K or V
     number.
     """
-    folded: dict[tuple[str, str, Form, Form, Form, Form, int], int] = {}
+    folded: dict[tuple[str, str, Form, Form, Form, Form, int, int], int] = {}
     for index, layer in enumerate(spec.layers):
         for name, block in layer.blocks:
             for x in _block_lines(f"layers.{index}.{name}", block, weight_bytes, cache_element_bytes):
-                key = (x.block, x.op, x.flops, x.read, x.written, x.sent, x.packs)
+                key = (x.block, x.op, x.flops, x.read, x.written, x.sent, x.packs, x.kernels)
                 folded[key] = folded.get(key, 0) + 1
     layers = tuple(
-        Line(block=block, op=op, count=count, flops=flops, read=read, written=written, sent=sent, packs=packs)
-        for (block, op, flops, read, written, sent, packs), count in folded.items())
+        Line(block=block, op=op, count=count, flops=flops, read=read, written=written, sent=sent, packs=packs,
+             kernels=kernels)
+        for (block, op, flops, read, written, sent, packs, kernels), count in folded.items())
     return Account(lines=(_embedding(spec, weight_bytes), *layers, _head(spec, weight_bytes)))

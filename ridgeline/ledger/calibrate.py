@@ -40,19 +40,22 @@ def _range(likely: float, low: float, high: float, spread: float) -> Range:
 
 
 # Shares of bandwidth and peak: GPU kernels in public microbenchmarks reach 80-95 % of bandwidth on large
-# reads and 50-75 % of peak in large products, less on small ones. Launches inside a graph take 1-10 us an
-# operation, small all-reduces 5-30 us. Skew: routers' choices follow Zipf exponents from 0 to about 1.2.
+# reads and 50-75 % of peak in large products, less on small ones. Launches inside a graph take 1-10 us a
+# kernel, a framework's own some ten times that; small all-reduces 5-30 us, and 8 devices' rings up to 30 us
+# more. A grouped product's tiles take 0.1-1 us an expert to begin. Skew: routers' choices follow Zipf
+# exponents from 0 to about 1.2.
 RANGES: Mapping[str, Range] = MappingProxyType({
-    "bandwidth": _range(0.80, 0.5, 1.0, 0.15), "experts": _range(0.60, 0.25, 1.0, 0.25),
+    "bandwidth": _range(0.80, 0.5, 1.0, 0.15), "experts": _range(0.80, 0.4, 1.0, 0.15),
     "cache": _range(0.60, 0.25, 1.0, 0.25), "prefill": _range(0.50, 0.2, 0.9, 0.3),
     "experts_prefill": _range(0.30, 0.05, 0.9, 0.4), "attention": _range(0.40, 0.1, 0.9, 0.4),
     "step_s": _range(1e-3, 1e-4, 6e-3, 0.6), "row_s": _range(5e-6, 2e-7, 6e-5, 0.7),
     "launch_s": _range(4e-6, 5e-7, 2e-5, 0.5), "packed_s": _range(2e-6, 2e-7, 1e-5, 0.5),
     "blocked_s": _range(3e-6, 2e-7, 1.5e-5, 0.5), "expert_s": _range(1.5e-5, 1e-6, 8e-5, 0.5),
-    "collective_s": _range(1e-5, 2e-6, 3e-5, 0.4), "link": _range(0.7, 0.3, 1.0, 0.2),
-    "stream": _range(7.5, 2.0, 30.0, 0.4), "skew": _range(0.6, 0.05, 1.15, 0.4),
-    "narrow": _range(0.85, 0.6, 1.0, 0.15), "unpack": _range(0.8, 0.5, 1.0, 0.15),
-    "mix": _range(0.8, 0.5, 1.0, 0.25)})
+    "each_s": _range(5e-7, 2e-8, 3e-6, 0.7), "eager_s": _range(5e-5, 1e-6, 3e-4, 0.7),
+    "collective_s": _range(1e-5, 2e-6, 3e-5, 0.4), "hop_s": _range(2e-6, 3e-7, 5e-6, 0.5),
+    "link": _range(0.7, 0.3, 1.0, 0.2), "stream": _range(7.5, 2.0, 30.0, 0.4),
+    "skew": _range(0.6, 0.05, 1.15, 0.4), "narrow": _range(0.85, 0.6, 1.0, 0.15),
+    "unpack": _range(0.8, 0.5, 1.0, 0.15), "mix": _range(0.8, 0.5, 1.0, 0.25)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +98,18 @@ class Points:
         _, which, counts = np.unique([p.about for p in points], return_inverse=True, return_counts=True)
         self.weight_N = 1 / np.sqrt(counts[which])
 
+    @property
+    def witnesses(self) -> float:
+        """How many there are, points of the same set-up counted as the root of their number."""
+        return float(self.weight_N.sum())
+
     def served(self, eff: Efficiency) -> tuple[Array, Array]:
         """Estimated (TPOT, TTFT) of each point."""
         place = min(eff.skew / (SKEWS[1] - SKEWS[0]), len(SKEWS) - 1.001)
         i, part = int(place), place % 1
         low, high = self._decode[i], self._decode[i + 1]
-        decode = replace(low, memory_L=low.memory_L * (1 - part) + high.memory_L * part)
+        decode = replace(low, memory_L=low.memory_L * (1 - part) + high.memory_L * part,
+                         count_C=low.count_C * (1 - part) + high.count_C * part)
         return served(decode, self._prompt, self._load, eff)
 
     def errors(self, eff: Efficiency) -> Array:

@@ -35,6 +35,11 @@ def direct_excess(one: Collective) -> float:
     return one.ways / 2 - 1 if one.line.op == "all-reduce" else 0.0
 
 
+def ring_hops(one: Collective) -> int:
+    """How many hops of a message around a ring come after the first: 2 (n - 1) in all."""
+    return 2 * one.ways - 3 if one.line.op == "all-reduce" else 0
+
+
 def link_rate(device: HardwareSpec, ways: int) -> float:
     """Bytes/s in one direction between `ways` devices: inside a host the device link, else PCIe; beyond it
     the network. ConfigError when none is known."""

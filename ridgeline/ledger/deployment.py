@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.account import Line
-from ridgeline.ledger.comm import collectives, direct_excess, link_rate
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
-from ridgeline.ledger.price import coefficients
-from ridgeline.ledger.sums import Rows, Summer
-from ridgeline.ledger.work import EXPERTS, STREAM_BYTES, halvings, kind_of, shares
+from ridgeline.ledger.sums import Rows
+from ridgeline.ledger.work import COUNTED, Product, StageLines, reached
 from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -28,11 +26,22 @@ _UNPACK_OPS = 2.0  # a weight: take its zero point away, multiply by its scale
 class Rates:
     """A device's arithmetic for a model's numeric path, FLOP/s. packed: of products with packed matrices;
     plain: of all others; unpack: of turning packed weights into numbers first, 0 where the product takes them
-    as they are."""
+    as they are; halved: how often packed weights are half as wide as 16 bit. blocked: activations are
+    quantized by block."""
 
     packed: float
     plain: float
     unpack: float = 0.0
+    halved: float = 0.0
+    blocked: bool = False
+
+    def product(self, line: Line) -> Product:
+        """How a line's products run."""
+        if not line.packs:
+            return Product(flops_per_s=self.plain)
+        native = not self.unpack and self.packed != self.plain
+        return Product(flops_per_s=self.packed, packed=native, blocked=native and self.blocked,
+                       unpacked=self.halved if self.unpack else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,56 +118,42 @@ class StageForm:
 
 
 class _StagePrice:
-    """One stage's lines as matrices over a step's sums [S], or over those of N steps [S, N]."""
+    """One stage's lines at an efficiency, over a step's sums [S] or over those of N steps [S, N]."""
 
     def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec, rates: Rates,
                  eff: Efficiency) -> None:
-        account = stage.account
-        self.summer = Summer(account.windows, account.layers_by_router(), few=account.few)
-        self._eff, terms, self.lines = eff, self.summer.terms, account.lines
-        self.comm = collectives(stage, layout)
-        self._moved_LS = coefficients(self.lines, terms, "read") + coefficients(self.lines, terms, "written")
-        self._flops_LS = coefficients(self.lines, terms, "flops")
-        self._sent_CS = coefficients([c.line for c in self.comm], terms, "sent")
-        rate_L = np.array([rates.packed if line.packs else rates.plain for line in self.lines])
-        links_C = np.array([link_rate(device, c.ways) for c in self.comm])
-        self._memory_LS = self._moved_LS / device.bytes_per_s
-        self._compute_LS = self._flops_LS / rate_L[:, None]
-        self._sent_s_CS = self._sent_CS / links_C[:, None]
+        made = self._made = StageLines(stage, layout, device, rates.product)
+        self.summer, self.lines, self.comm, self._eff = made.summer, made.lines, made.comm, eff
+        terms = self.summer.terms
         unpack = _UNPACK_OPS / UNPACK_TILE / rates.unpack if rates.unpack else 0.0
-        self._unpack_LS = np.zeros_like(self._memory_LS)
+        self._unpack_LS = np.zeros_like(made.memory_LS)
         self._unpack_LS[:, terms.index((TOKENS, None))] = [x.count * x.packs * unpack for x in self.lines]
-        kind_L = np.array([kind_of(line) for line in self.lines])
-        bandwidth_L, prefill_L = shares(kind_L, eff)
-        self._reached_LS = self._memory_LS / bandwidth_L[:, None]
-        narrow_L = np.array([eff.narrow ** halvings(rate, device) for rate in rate_L])
-        self._worked_LS = self._compute_LS / (prefill_L * narrow_L)[:, None] + self._unpack_LS
-        packed_s = eff.packed_s if rates.packed != rates.plain else 0.0
-        self._launch_LS = np.zeros_like(self._memory_LS)
-        self._launch_LS[:, terms.index((ONE, None))] = [
-            x.count * (eff.launch_s + packed_s * (x.packs > 0) + eff.expert_s * (kind == EXPERTS))
-            for x, kind in zip(self.lines, kind_L, strict=True)]
-        self._beside_S = np.zeros(len(terms))
-        self._beside_S[terms.index((ROWS, None))] = eff.row_s
-        moved_bytes = stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing
-        self._beside_S[terms.index((TOKENS, None))] = eff.stream * moved_bytes / device.bytes_per_s
-        self._direct_s_CS = self._sent_s_CS * np.array([direct_excess(c) for c in self.comm])[:, None]
-        self._latency_C1 = np.array([eff.collective_s * c.line.count for c in self.comm])[:, None]
-        self._cache_S = self._moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
-        self.latency_s = eff.collective_s * sum(c.line.count for c in self.comm)
+        bandwidth_L, rate_L = reached(made.kind_L, made.halved_2L, eff)
+        self._reached_LS = made.memory_LS / bandwidth_L[:, None]
+        self._worked_LS = made.compute_LS / rate_L[:, None] + self._unpack_LS
+        seconds_C = np.array([0.0 if name == "step_s" else getattr(eff, name) for name in COUNTED])
+        self._launch_LS = np.tensordot(seconds_C, made.counted_CLS, 1)
+        collective = COUNTED.index("collective_s")
+        self.latency_s = eff.collective_s * float(made.beside_CS[collective].sum())
+        self._latency_K1 = np.array([[eff.collective_s * c.line.count] for c in self.comm]).reshape(-1, 1)
+        self._hops_K1 = eff.hop_s * made.hops_K[:, None]
+        self._beside_S = seconds_C @ made.beside_CS - (
+            seconds_C[collective] * made.beside_CS[collective])
+        self._cache_S = made.moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
+        self.host_s = eff.eager_s * float(made.counted_CLS[COUNTED.index("launch_s")].sum())
 
     def __call__(self, parts: Sequence[Rows]) -> StepTime:
         sums_S = self.summer.of(parts)
-        memory_L, compute_L = self._memory_LS @ sums_S, self._compute_LS @ sums_S
-        sent_s = float((self._sent_s_CS @ sums_S).sum())
+        memory_L, compute_L = self._made.memory_LS @ sums_S, self._made.compute_LS @ sums_S
+        sent_s = float((self._made.sent_KS @ sums_S).sum())
         return StepTime(floor_s=float(np.maximum(memory_L, compute_L).sum()) + sent_s, sent_s=sent_s,
                         estimate_s=float(self.estimate_s(sums_S)), collectives_s=self.latency_s,
                         memory_s=float(memory_L.sum()), compute_s=float(compute_L.sum()),
                         unpack_s=float((self._unpack_LS @ sums_S).sum()),
-                        flops=float((self._flops_LS @ sums_S).sum()),
-                        moved_bytes=float((self._moved_LS @ sums_S).sum()),
+                        flops=float((self._made.flops_LS @ sums_S).sum()),
+                        moved_bytes=float((self._made.moved_LS @ sums_S).sum()),
                         cache_bytes=float(self._cache_S @ sums_S),
-                        sent_bytes=float((self._sent_CS @ sums_S).sum()))
+                        sent_bytes=float((self._made.sent_bytes_KS @ sums_S).sum()))
 
     def estimate_s(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds: lines at reached rates, collectives with their latency."""
@@ -166,9 +161,9 @@ class _StagePrice:
         return self._estimates(sums_S).sum(0) + sent_s + self._beside_S @ sums_S
 
     def _sent(self, sums_SN: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds [C, N] of collectives: around rings or, where that is faster, directly."""
-        longer_CN = np.minimum(self._direct_s_CS @ sums_SN / self._eff.link, self._latency_C1)
-        return self._sent_s_CS @ sums_SN / self._eff.link + self._latency_C1 + longer_CN
+        """Seconds [K, N] of collectives: around rings or, where that is faster, directly."""
+        sent_KN = self._made.sent_KS @ sums_SN / self._eff.link
+        return sent_KN + self._latency_K1 + np.minimum(self._made.direct_K[:, None] * sent_KN, self._hops_K1)
 
     def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._launch_LS @ sums_S + np.maximum(self._reached_LS @ sums_S, self._worked_LS @ sums_S)
@@ -189,15 +184,16 @@ class _StagePrice:
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""
         sums_S = self.summer.of(parts)
-        memory_L, compute_L, estimate_L = (self._memory_LS @ sums_S, self._compute_LS @ sums_S,
+        memory_L, compute_L, estimate_L = (self._made.memory_LS @ sums_S, self._made.compute_LS @ sums_S,
                                            self._estimates(sums_S))
-        moved_L, flops_L = self._moved_LS @ sums_S, self._flops_LS @ sums_S
+        moved_L, flops_L = self._made.moved_LS @ sums_S, self._made.flops_LS @ sums_S
         found = [LineSeconds(line=line, flops=float(flops_L[i]), moved_bytes=float(moved_L[i]),
                              sent_bytes=0.0, floor_s=float(max(memory_L[i], compute_L[i])),
                              estimate_s=float(estimate_L[i]),
                              bound="memory" if memory_L[i] >= compute_L[i] else "compute")
                  for i, line in enumerate(self.lines)]
-        for c, sent, sent_s, expected_1 in zip(self.comm, self._sent_CS @ sums_S, self._sent_s_CS @ sums_S,
+        made = self._made
+        for c, sent, sent_s, expected_1 in zip(made.comm, made.sent_bytes_KS @ sums_S, made.sent_KS @ sums_S,
                                                self._sent(sums_S[:, None]), strict=True):
             found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
                                      floor_s=float(sent_s), bound="link",
@@ -210,15 +206,15 @@ class _StagePrice:
         whole = [any(name in weights for (name, _), _ in line.read) for line in self.lines]
         many_S = self.summer.of([Rows(rows=1e9, start=0, count=1)])
         read_S = many_S * [name in weights for name, _ in self.summer.terms]
-        memory_s = float((self._memory_LS @ read_S)[whole].sum())
-        return memory_s * 1e9 / float((self._compute_LS @ many_S)[whole].sum())
+        memory_s = float((self._made.memory_LS @ read_S)[whole].sum())
+        return memory_s * 1e9 / float((self._made.compute_LS @ many_S)[whole].sum())
 
     def slope_s(self, part: Rows) -> float:
         """Least seconds that one more such row adds to a step of very many."""
         one, two = (self.summer.of([Rows(rows=n, start=part.start, count=part.count)]) for n in (1e9, 2e9))
         added_S = two - one
-        lines = np.maximum(self._memory_LS @ added_S, self._compute_LS @ added_S).sum()
-        return float(lines + (self._sent_s_CS @ added_S).sum()) / 1e9
+        lines = np.maximum(self._made.memory_LS @ added_S, self._made.compute_LS @ added_S).sum()
+        return float(lines + (self._made.sent_KS @ added_S).sum()) / 1e9
 
 
 @dataclass(slots=True, kw_only=True)
@@ -258,8 +254,9 @@ class Deployment:
 
     def prefill(self, part: Rows, chunks: int = 1) -> Timing:
         """A prompt's way through all stages. The floor lets every stage begin with the prompt's first token;
-        the estimate hands it on in `chunks` equal pieces."""
-        steps = tuple(price([part]) for price in self._prices)
+        the estimate hands it on in `chunks` equal pieces, none faster than the host launches its kernels."""
+        steps = tuple(replace(step, estimate_s=max(step.estimate_s, price.host_s * chunks))
+                      for price, step in ((price, price([part])) for price in self._prices))
         floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
         slowest = floors.index(max(floors))
         token = Rows(rows=1, start=part.start, count=1)

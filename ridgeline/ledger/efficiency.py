@@ -19,15 +19,17 @@ class Efficiency:
     experts and of attention's cache. prefill, encoder: shares of the dense peak that a prompt and a vision
     encoder reach; experts_prefill, attention: the same of routed experts and of attention's pairs.
     narrow: what each halving of a product's numbers keeps of these shares; unpack: what each halving of
-    weights that are unpacked first keeps of the bandwidth's. step_s: a step's time beside its kernels; row_s:
-    what each of its rows adds to that. launch_s: of an operation beside its bytes and FLOPs; packed_s,
+    weights that are unpacked first keeps of the bandwidth's. step_s: a step's time beside its kernels;
+    row_s: what each of its rows adds to that. launch_s: of a kernel beside its bytes and FLOPs; packed_s,
     blocked_s: on top, of one whose activations are quantized, and of one that quantizes them by block;
-    expert_s: of one that routes to experts. stream: times a block's
-    small operations move its input. collective_s: latency of one collective; link: share of a link's bytes/s
-    that collectives reach. skew: of the routers' choices (`spec.cost.expected_distinct`). mix: share of the
-    other prompts of a wave that a decode waits for. first_s: what a first token takes beside its prompt's
-    work and its queue. tile_s: a processor's time to cut and resize one image tile. workspace_bytes: memory
-    beside weights and cache. sources: "assumed", "fitted" or "measured" by field (absent: assumed). band: an
+    expert_s: of a layer that routes to experts; each_s: of each expert that it reads, beside its bytes;
+    eager_s: a host's time to launch a kernel of a step with a prompt, which is not a recorded graph.
+    stream: times a block's small operations move its input. collective_s: latency of one collective;
+    hop_s: of each further hop around a ring; link: share of a link's bytes/s that collectives reach.
+    skew: of the routers' choices (`spec.cost.expected_distinct`). mix: share of the other prompts of a
+    wave that a decode waits for. first_s: what a first token takes beside its prompt's work and its
+    queue. tile_s: a processor's time to cut and resize one image tile. workspace_bytes: memory beside
+    weights and cache. sources: "assumed", "fitted" or "measured" by field (absent: assumed). band: an
     estimate's relative error, (low, high); 0 where nobody measured it.
     """
 
@@ -46,8 +48,11 @@ class Efficiency:
     packed_s: float = 0.0
     blocked_s: float = 0.0
     expert_s: float = 0.0
+    each_s: float = 0.0
+    eager_s: float = 0.0
     stream: float = 0.0
     collective_s: float = 6e-6
+    hop_s: float = 2e-6
     link: float = 1.0
     skew: float = 0.0
     mix: float = 1.0

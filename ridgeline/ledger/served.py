@@ -29,15 +29,17 @@ class Load:
 def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any, Any]:
     """(TPOT, TTFT) in seconds. decode: a step with every user decoding; prompt: one whole prompt alone.
 
-    While an answer of O tokens grows, each other user's prompt comes in once in a user's cycle
-    TTFT + O TPOT, and a user decodes for the share u = O TPOT / (TTFT + O TPOT) of it: so
-    TPOT = step(u users) + (users - 1) u prompt / O, iterated from u. A prompt waits for half a step, for the
-    rest of prompts before it (M/D/1) and, at a run's start, for everyone's. In waves nothing overlaps but the
-    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens; in bursts the half, as
-    whose prompt is first waits for all others with its second token, whose is last with its first.
+    While an answer of O tokens grows, each other user's prompt comes in once in a user's cycle TTFT + O TPOT,
+    and a user decodes for the share u = O TPOT / (TTFT + O TPOT) of it: so TPOT = step(u users) + (users
+    - 1) u prompt / O, iterated from u. A step with a prompt is not a recorded graph: it takes no less
+    than the host needs to launch its kernels one by one. A prompt waits for half a step, for the rest of
+    prompts before it (M/D/1) and, at a run's start, for everyone's. In waves nothing overlaps but the
+    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens; in bursts the
+    half, as whose prompt is first waits for all others with its second token, whose is last with its
+    first.
     """
-    prompt_s, others = added_s(prompt, eff), np.maximum(np.asarray(load.users) - 1.0, 0.0)
-    full_s = step_s(decode, eff)
+    full_s, others = step_s(decode, eff), np.maximum(np.asarray(load.users) - 1.0, 0.0)
+    prompt_s = np.maximum(added_s(prompt, eff), prompt.counted("launch_s") * eff.eager_s - full_s)
     alone_s = eff.first_s + full_s * 0.5 + prompt_s + prompt.count_C @ _overheads(eff)
     tpot_s, ttft_s = full_s, alone_s + 0.5 * others * prompt_s
     for _ in range(_ROUNDS):

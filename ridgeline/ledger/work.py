@@ -14,19 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.account import Account, Line
-from ridgeline.ledger.comm import collectives, direct_excess, link_rate
+from ridgeline.ledger.comm import collectives, direct_excess, link_rate, ring_hops
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
 from ridgeline.ledger.price import coefficients
 from ridgeline.ledger.sums import Rows, Summer
-from ridgeline.spec.cost import CONTEXT, DISTINCT, PAIRS, TOKENS
+from ridgeline.spec.cost import CONTEXT, DISTINCT, ONE, PAIRS, ROWS, TOKENS, Term
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.model import ModelSpec
 
 Array = NDArray[np.float64]
 
 WEIGHTS, EXPERTS, CACHE = range(3)
-COUNTED = ("step_s", "row_s", "launch_s", "packed_s", "blocked_s", "expert_s", "collective_s", "stream")
+COUNTED = ("step_s", "row_s", "launch_s", "packed_s", "blocked_s", "expert_s", "each_s", "collective_s",
+           "stream")
 STREAM_BYTES = 2  # of one number between operations
 
 
@@ -47,9 +48,9 @@ class Work:
     """One device's work in a step. memory_L, compute_L: seconds at the device's full rates; kind_L: WEIGHTS,
     EXPERTS or CACHE. halved_2L: how often a product's numbers are half as wide as 16 bit, multiplied as such
     and unpacked first. count_C: how many of COUNTED ("stream": seconds of moving every block's input once).
-    sent_s: seconds at the links' full rates, rings of all-reduces among them; num_rings: how many these are;
-    direct_s: what it adds to them when every device sends all to every other. Each may have a leading axis of
-    N steps."""
+    sent_s: seconds at the links' full rates, rings of all-reduces among them; num_hops: how many more hops
+    than one these have; direct_s: what it adds to them when every device sends all to every other. Each may
+    have a leading axis of N steps."""
 
     memory_L: Array
     compute_L: Array
@@ -58,7 +59,11 @@ class Work:
     count_C: Array
     sent_s: Any
     direct_s: Any
-    num_rings: Any
+    num_hops: Any
+
+    def counted(self, name: str) -> Any:
+        """How many there are of one of COUNTED."""
+        return self.count_C[..., COUNTED.index(name)]
 
     def at(self, share: Any) -> "Work":
         """The same step with a share of its rows; what it reads once, it still reads."""
@@ -85,56 +90,78 @@ def alone(spec: ModelSpec, account: Account, device: HardwareSpec, product: Prod
     return Worker([stage], Layout(), device, lambda line: product)
 
 
+class StageLines:
+    """A stage's lines and collectives as matrices over a step's sums. Legend: K collectives, S sums.
+
+    moved_LS, flops_LS: bytes and FLOPs; memory_LS, compute_LS: their seconds at the device's full rates.
+    counted_CLS: how many of COUNTED each line has; beside_CS: and the stage beside its lines. sent_KS:
+    seconds at the links' full rates; direct_K: what an all-reduce adds to them that sends directly, as a
+    share; hops_K: how many more hops than one its rings have.
+    """
+
+    def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec,
+                 product: Callable[[Line], Product]) -> None:
+        """product: how each line's products run."""
+        account = stage.account
+        self.summer = Summer(account.windows, account.layers_by_router(), few=account.few)
+        self.lines, self.comm, terms = account.lines, collectives(stage, layout), self.summer.terms
+        products = [product(line) for line in self.lines]
+        self.kind_L = np.array([kind_of(line) for line in self.lines])
+        self.halved_2L = np.array([(halvings(p.flops_per_s, device), p.unpacked) for p in products]).T
+        self.moved_LS = (coefficients(self.lines, terms, "read")
+                         + coefficients(self.lines, terms, "written"))
+        self.flops_LS = coefficients(self.lines, terms, "flops")
+        self.memory_LS = self.moved_LS / device.bytes_per_s
+        self.compute_LS = self.flops_LS / np.array([[p.flops_per_s] for p in products])
+        self.sent_bytes_KS = coefficients([c.line for c in self.comm], terms, "sent")
+        self.sent_KS = self.sent_bytes_KS / np.array([[link_rate(device, c.ways)] for c in self.comm]
+                                                     ).reshape(-1, 1)
+        self.direct_K = np.array([direct_excess(c) for c in self.comm])
+        self.hops_K = np.array([float(c.line.count * ring_hops(c)) for c in self.comm])
+        self.counted_CLS = np.zeros((len(COUNTED), len(self.lines), len(terms)))
+        self.beside_CS = np.zeros((len(COUNTED), len(terms)))
+        each, one = COUNTED.index("each_s"), terms.index((ONE, None))
+        for i, (line, p) in enumerate(zip(self.lines, products, strict=True)):
+            kernels = line.count * line.kernels
+            for name, count in (("launch_s", kernels), ("packed_s", kernels * p.packed),
+                                ("blocked_s", kernels * p.blocked),
+                                ("expert_s", line.count * (self.kind_L[i] == EXPERTS))):
+                self.counted_CLS[COUNTED.index(name), i, one] = count
+            for term in {term for term, _ in line.read if term[0] == DISTINCT}:
+                self.counted_CLS[each, i, terms.index(term)] = line.count / layout.ep
+        self._beside("row_s", (ROWS, None), 1.0)
+        self._beside("collective_s", (ONE, None), sum(c.line.count for c in self.comm))
+        self._beside("stream", (TOKENS, None),
+                     stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing / device.bytes_per_s)
+
+    def _beside(self, name: str, term: Term, value: float) -> None:
+        self.beside_CS[COUNTED.index(name), self.summer.terms.index(term)] = value
+
+
 class Worker:
-    """work(parts) of a layout's stages on a device: the lines as matrices, made once."""
+    """work(parts) of a layout's stages on a device."""
 
     def __init__(self, stages: Sequence[Stage], layout: Layout, device: HardwareSpec,
                  product: Callable[[Line], Product]) -> None:
-        """product: how each line's products run."""
-        self._stages = [self._matrices(stage, layout, device, product) for stage in stages]
-        lines = [line for stage in stages for line in stage.account.lines]
-        self._kind_L = np.array([kind_of(line) for line in lines])
-        self._halved_2L = np.array([(halvings(product(line).flops_per_s, device), product(line).unpacked)
-                                    for line in lines]).T
-        self._num_rings = float(sum(c.line.count for stage in stages for c in collectives(stage, layout)
-                                    if c.line.op == "all-reduce"))
-
-    @staticmethod
-    def _matrices(stage: Stage, layout: Layout, device: HardwareSpec,
-                  product: Callable[[Line], Product]) -> tuple[Summer, Array, Array, Array, Array, Array]:
-        account = stage.account
-        summer = Summer(account.windows, account.layers_by_router(), few=account.few)
-        terms, lines, comm = summer.terms, account.lines, collectives(stage, layout)
-        products = [product(line) for line in lines]
-        moved_LS = coefficients(lines, terms, "read") + coefficients(lines, terms, "written")
-        rate_L1 = np.array([[p.flops_per_s] for p in products])
-        link_C1 = np.array([[link_rate(device, c.ways)] for c in comm]).reshape(-1, 1)
-        sent_CS = coefficients([c.line for c in comm], terms, "sent") / link_C1
-        direct_C = np.array([direct_excess(c) for c in comm])
-        counts = [line.count for line in lines]
-        count_C = np.array([0.0, 0.0, sum(counts), sum(n for n, p in zip(counts, products) if p.packed),
-                            sum(n for n, p in zip(counts, products) if p.blocked), stage.num_routed,
-                            sum(c.line.count for c in comm), 0.0])
-        stream_S = np.array([float(name == TOKENS) for name, _ in terms]) * (
-            stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing / device.bytes_per_s)
-        return (summer, moved_LS / device.bytes_per_s, coefficients(lines, terms, "flops") / rate_L1,
-                np.stack([sent_CS.sum(0), direct_C @ sent_CS]), count_C, stream_S)
+        self._stages = [StageLines(stage, layout, device, product) for stage in stages]
 
     def __call__(self, parts: Sequence[Rows]) -> Work:
         """One group's rows through a device of each stage, one after another."""
         memory, compute, sent_2 = [], [], np.zeros(2)
         count_C = np.zeros(len(COUNTED))
+        for stage in self._stages:
+            sums_S = stage.summer.of(parts)
+            memory.append(stage.memory_LS @ sums_S)
+            compute.append(stage.compute_LS @ sums_S)
+            sent_K = stage.sent_KS @ sums_S
+            sent_2 += sent_K.sum(), stage.direct_K @ sent_K
+            count_C += (stage.counted_CLS.sum(1) + stage.beside_CS) @ sums_S
         count_C[:2] = 1.0, sum(part.rows for part in parts)
-        for summer, memory_LS, compute_LS, sent_2S, stage_C, stream_S in self._stages:
-            sums_S = summer.of(parts)
-            memory.append(memory_LS @ sums_S)
-            compute.append(compute_LS @ sums_S)
-            sent_2 += sent_2S @ sums_S
-            count_C += stage_C
-            count_C[-1] += stream_S @ sums_S
-        return Work(memory_L=np.concatenate(memory), compute_L=np.concatenate(compute), kind_L=self._kind_L,
-                    halved_2L=self._halved_2L, count_C=count_C, sent_s=float(sent_2[0]),
-                    direct_s=float(sent_2[1]), num_rings=self._num_rings)
+        return Work(memory_L=np.concatenate(memory), compute_L=np.concatenate(compute), count_C=count_C,
+                    kind_L=np.concatenate([stage.kind_L for stage in self._stages]),
+                    halved_2L=np.concatenate([stage.halved_2L for stage in self._stages], 1),
+                    sent_s=float(sent_2[0]), direct_s=float(sent_2[1]),
+                    num_hops=float(sum(stage.hops_K.sum() for stage in self._stages)))
 
 
 def stack(works: Sequence[Work]) -> Work:
@@ -148,11 +175,11 @@ def stack(works: Sequence[Work]) -> Work:
     for n, (work, keys) in enumerate(zip(works, alike, strict=True)):
         at = [columns.index(key) + keys[:i].count(key) for i, key in enumerate(keys)]
         memory_NL[n, at], compute_NL[n, at] = work.memory_L, work.compute_L
-    sent_3N = np.array([(w.sent_s, w.direct_s, w.num_rings) for w in works]).T
+    sent_3N = np.array([(w.sent_s, w.direct_s, w.num_hops) for w in works]).T
     return Work(memory_L=memory_NL, compute_L=compute_NL, count_C=np.stack([w.count_C for w in works]),
                 kind_L=np.array([key[0] for key in columns]),
                 halved_2L=np.array([key[1:] for key in columns]).T,
-                sent_s=sent_3N[0], direct_s=sent_3N[1], num_rings=sent_3N[2])
+                sent_s=sent_3N[0], direct_s=sent_3N[1], num_hops=sent_3N[2])
 
 
 def halvings(flops_per_s: float, device: HardwareSpec) -> int:
@@ -160,29 +187,23 @@ def halvings(flops_per_s: float, device: HardwareSpec) -> int:
     return max(round(log2(flops_per_s / device.flops_per_s.get("bfloat16", flops_per_s))), 0)
 
 
-def shares(kind_L: NDArray[np.int64], eff: Efficiency) -> tuple[Array, Array]:
+def reached(kind_L: NDArray[np.int64], halved_2L: Array, eff: Efficiency) -> tuple[Array, Array]:
     """Reached shares of bandwidth and of the dense rate, by line."""
-    return (np.array([eff.bandwidth, eff.experts, eff.cache])[kind_L],
-            np.array([eff.prefill, eff.experts_prefill, eff.attention])[kind_L])
-
-
-def _reached(work: Work, eff: Efficiency) -> tuple[Array, Array]:
-    """`shares` of the lines' own numbers."""
-    bandwidth_L, rate_L = shares(work.kind_L, eff)
-    return bandwidth_L * eff.unpack ** work.halved_2L[1], rate_L * eff.narrow ** work.halved_2L[0]
+    return (np.array([eff.bandwidth, eff.experts, eff.cache])[kind_L] * eff.unpack ** halved_2L[1],
+            np.array([eff.prefill, eff.experts_prefill, eff.attention])[kind_L] * eff.narrow ** halved_2L[0])
 
 
 def step_s(work: Work, eff: Efficiency) -> Any:
     """Expected seconds of a step: not below its floor while no share is above 1. An all-reduce sends
-    directly, in one phase, or around a ring, in two, whichever is faster."""
-    bandwidth_L, rate_L = _reached(work, eff)
+    directly, in one hop, or around a ring, in many, whichever is faster."""
+    bandwidth_L, rate_L = reached(work.kind_L, work.halved_2L, eff)
     kernels = np.maximum(work.memory_L / bandwidth_L, work.compute_L / rate_L).sum(-1)
-    sent_s = work.sent_s / eff.link + np.minimum(work.direct_s / eff.link, work.num_rings * eff.collective_s)
+    sent_s = work.sent_s / eff.link + np.minimum(work.direct_s / eff.link, work.num_hops * eff.hop_s)
     return kernels + work.count_C @ [getattr(eff, name) for name in COUNTED] + sent_s
 
 
 def added_s(work: Work, eff: Efficiency) -> Any:
     """Expected seconds that the same work adds to a step that runs anyway, has read the weights and launched
     its operations: a prompt beside decodes."""
-    _, rate_L = _reached(work, eff)
-    return (work.compute_L / rate_L).sum(-1) + work.count_C[..., -1] * eff.stream + work.sent_s / eff.link
+    _, rate_L = reached(work.kind_L, work.halved_2L, eff)
+    return (work.compute_L / rate_L).sum(-1) + work.counted("stream") * eff.stream + work.sent_s / eff.link

@@ -4,7 +4,7 @@ chosen because the ask left it open is said in `choices`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, log2
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.closed import Shape, shape_of
@@ -225,9 +225,10 @@ def choose_numerics(ask: Ask, spec: ModelSpec, device: HardwareSpec, name: str,
         return Numerics(weights=name, weight_bytes=2.0, native=True, rates=rate), []
     if packed.dtype in rates and not ask.weight_only:
         return Numerics(weights=name, weight_bytes=packed.bits / 8, native=True,
-                        rates=Rates(packed=rates[packed.dtype], plain=plain)), []
+                        rates=Rates(packed=rates[packed.dtype], plain=plain,
+                                    blocked=packed.group_rows > 1)), []
     why = [] if ask.weight_only else [f"{device.name} does not multiply {name} weights: they are unpacked "
                                       "before 16-bit products"]
-    unpack = rates.get("float32", plain)
+    unpack, halved = rates.get("float32", plain), log2(16 / packed.bits)
     return Numerics(weights=name, weight_bytes=packed.bits / 8, native=False,
-                    rates=Rates(packed=plain, plain=plain, unpack=unpack)), why
+                    rates=Rates(packed=plain, plain=plain, unpack=unpack, halved=halved)), why

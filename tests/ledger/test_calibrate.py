@@ -14,14 +14,14 @@ from ridgeline.ledger.layout import Layout, stages
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.sums import Rows
-from ridgeline.ledger.work import COUNTED, Product, Work, Worker, added_s, alone, stack, step_s
+from ridgeline.ledger.work import Product, Work, Worker, added_s, alone, stack, step_s
 from ridgeline.spec.hardware import hardware
 from ridgeline.spec.quant import WeightPlan
 from tests.ledger.shapes import decodes, shape, uniform
 
 DEVICE = hardware("h200")
 PERFECT = Efficiency(bandwidth=1.0, experts=1.0, cache=1.0, prefill=1.0, experts_prefill=1.0, attention=1.0,
-                     collective_s=0.0)
+                     collective_s=0.0, hop_s=0.0)
 
 
 def worker(name: str) -> Worker:
@@ -48,7 +48,7 @@ def test_stacked_steps_are_priced_as_one_by_one() -> None:
 
 def test_a_plan_s_estimate_of_a_step_is_the_one_that_is_fitted() -> None:
     spec, layout, device = shape("mixtral-8x7b"), Layout(tp=2), hardware("h100")
-    eff = likely().having({"skew": 0.0, "blocked_s": 0.0})
+    eff = likely().having({"skew": 0.0})
     held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
     rate = device.rate("bfloat16")
     rows = Rows(rows=32, start=2000, count=1)
@@ -111,7 +111,7 @@ def test_no_points_are_no_calibration() -> None:
 
 def test_narrow_products_packed_weights_and_all_reduces_cost_what_their_factors_say() -> None:
     """FP8 products keep a share of their doubled rate, weights that are unpacked one of the bandwidth, and an
-    all-reduce goes directly while that takes less than a second phase."""
+    all-reduce goes directly while that takes less than the further hops of a ring."""
     spec, layout, rows = shape("llama-3.1-8b"), Layout(tp=8), Rows(rows=1, start=0, count=4096)
     held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
 
@@ -127,8 +127,7 @@ def test_narrow_products_packed_weights_and_all_reduces_cost_what_their_factors_
         packed.memory_L.sum() / 0.81)
     for part, direct in ((one, True), (rows, False)):
         step = work(Product(flops_per_s=DEVICE.rate("bfloat16")), part)
-        second_s = step.num_rings * 1e-5
-        longer_s = step_s(step, PERFECT.having({"collective_s": 1e-5})) - step_s(step, PERFECT) - (
-            step.count_C[COUNTED.index("collective_s")] * 1e-5)
-        assert longer_s == pytest.approx(step.direct_s if direct else second_s)
-        assert (step.direct_s < second_s) is direct
+        further_s = step.num_hops * 1e-5
+        longer_s = step_s(step, PERFECT.having({"hop_s": 1e-5})) - step_s(step, PERFECT)
+        assert longer_s == pytest.approx(step.direct_s if direct else further_s)
+        assert (step.direct_s < further_s) is direct

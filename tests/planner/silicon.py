@@ -200,9 +200,18 @@ def point(one: Served) -> Point:
 Pairs = Sequence[tuple[Served, Point]]
 
 
-def _drawn(pairs: Pairs, start: Efficiency | None = None, pull: float = 0.05) -> Efficiency | None:
-    """`start` fitted on, where there are at least eight points."""
-    return fit(Points([p for _, p in pairs]), start, pull=pull) if len(pairs) >= 8 else start
+# What is known before counts as so many witnesses (`Points.witnesses`; an engine has 50 to 110): of physics
+# little, of what the engine does on other devices more, so that a few points of a class do not outweigh that.
+_PHYSICS, _ENGINE = 5.0, 12.0
+_FEWEST = 8  # points that are worth a fit
+
+
+def _drawn(pairs: Pairs, start: Efficiency | None, known: float) -> Efficiency | None:
+    """`start` fitted on, where there are enough points."""
+    if len(pairs) < _FEWEST:
+        return start
+    points = Points([p for _, p in pairs])
+    return fit(points, start, pull=known / points.witnesses)
 
 
 def calibrated(own: Pairs, others: Pairs, device_class: str) -> Efficiency:
@@ -212,13 +221,14 @@ def calibrated(own: Pairs, others: Pairs, device_class: str) -> Efficiency:
     def of_class(pairs: Pairs) -> Pairs:
         return [pair for pair in pairs if CLASSES[pair[0].device] == device_class]
 
-    common = _drawn([*own, *others][::5]) if others else None
-    every = _drawn(own, common)
-    if common is not None and every is not None and (there := _drawn(of_class([*own, *others])[::5], common)):
+    common = _drawn([*own, *others][::5], None, _PHYSICS) if others else None
+    every = _drawn(own, common, _PHYSICS)
+    there = _drawn(of_class([*own, *others])[::5], common, _PHYSICS)
+    if common is not None and every is not None and there is not None:
         moved = {name: getattr(every, name) * getattr(there, name) / getattr(common, name) for name in RANGES}
         every = every.having({name: min(max(x, RANGES[name].low), RANGES[name].high)
                               for name, x in moved.items()})
-    found = _drawn(of_class(own), every, pull=0.2)
+    found = _drawn(of_class(own), every, _ENGINE)
     assert found is not None, "no points"
     return found
 
@@ -247,8 +257,8 @@ def judge(pairs: Pairs, held_out: Callable[[Served, Served], bool], what: str, o
         cases.setdefault((CLASSES[one.device], *sorted(seen)), []).append(i)
     errors = np.zeros((3, len(pairs)))
     for (device_class, *groups), chosen in cases.items():
-        eff = calibrated(*([pair for pair in some if pair[0].group in groups] for some in (pairs, others)),
-                         device_class)
+        own, more = ([pair for pair in some if pair[0].group in groups] for some in (pairs, others))
+        eff = calibrated(own, more, device_class)
         tpot, ttft = Points([pairs[i][1] for i in chosen]).served(eff)
         for n, i in enumerate(chosen):
             one = pairs[i][0]
