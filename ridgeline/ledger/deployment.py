@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ridgeline.ledger.account import Line
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage
-from ridgeline.ledger.sums import Rows
+from ridgeline.ledger.sums import Rows, Summer
 from ridgeline.ledger.work import COUNTED, Product, StageLines, reached
 from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
@@ -170,16 +170,17 @@ class _StagePrice:
 
     def form(self, *, estimate: bool) -> StageForm:
         """The floor, or the estimate beside step_s, as forms over the sums."""
+        made, sent_S = self._made, self._made.sent_KS.sum(0)
         if not estimate:
-            rows_MS = np.vstack([self._memory_LS, self._compute_LS, self._sent_s_CS.sum(0)[None]])
+            rows_MS = np.vstack([made.memory_LS, made.compute_LS, sent_S[None]])
             return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
                              cap_C=np.zeros(0))
-        plain_S = self._sent_s_CS.sum(0) / self._eff.link + self._beside_S
-        plain_S[0] += self.latency_s
+        plain_S = sent_S / self._eff.link + self._beside_S
+        plain_S[self.summer.terms.index((ONE, None))] += float(self._latency_K1.sum())
         rows_MS = np.vstack([self._launch_LS + self._reached_LS, self._launch_LS + self._worked_LS,
-                             self._direct_s_CS / self._eff.link, plain_S[None]])
+                             made.direct_K[:, None] * made.sent_KS / self._eff.link, plain_S[None]])
         return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
-                         cap_C=self._latency_C1[:, 0])
+                         cap_C=self._hops_K1[:, 0])
 
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""
