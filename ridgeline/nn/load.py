@@ -157,14 +157,14 @@ class _Piece:
             return room(found.nbytes).view(found.dtype).view(found.shape).copy_(found)
         run, each = range(*rows.indices(self.tensor.rows)), self.tensor.row_bytes
         raw = room(len(run) * each).numpy()
-        left = memoryview(raw)
+        left = raw.data
         with self.tensor.file.open("rb", buffering=0) as file:
             file.seek(self.tensor.offset_bytes + run.start * each)
             while left:
                 got = file.readinto(left)
                 if not got:
-                    raise CheckpointError(f"{self.tensor.file} ends within tensor {self.tensor.name}: fetch it "
-                                          "again")
+                    raise CheckpointError(f"{self.tensor.file} ends within tensor {self.tensor.name}: fetch "
+                                          "it again")
                 left = left[got:]
         return decode(self.tensor, raw.reshape(len(run), each))
 
