@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _THREADS = 8
+Room = Callable[[int], Tensor]  # bytes -> uint8 memory to read into
 _BUFFERS = 2  # of a thread
 
 
@@ -25,12 +26,12 @@ class _Buffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._sent = torch.cuda.Event()
 
-    def take(self, found: Tensor) -> Tensor:
-        """A copy of it here, once what was here has gone."""
+    def room(self, num_bytes: int) -> Tensor:
+        """So many bytes, once what was here has gone."""
         self._sent.synchronize()
-        if len(self._bytes) < found.nbytes:
-            self._bytes = torch.empty(found.nbytes, dtype=torch.uint8, pin_memory=True)
-        return self._bytes[: found.nbytes].view(found.dtype).view(found.shape).copy_(found)
+        if len(self._bytes) < num_bytes:
+            self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return self._bytes[:num_bytes]
 
     def sent(self, stream: torch.cuda.Stream) -> None:
         self._sent.record(stream)
@@ -45,9 +46,9 @@ class Uploads:
         self._own = threading.local()
         self._going: list[Future[tuple[Tensor, Tensor, Exception]]] = []
 
-    def put(self, out: Tensor, read: Callable[[], Tensor], broken: Exception) -> None:
-        """Have `read()` brought into `out`, memory of the device in the same shape. broken: what to raise
-        where it is not finite."""
+    def put(self, out: Tensor, read: Callable[[Room], Tensor], broken: Exception) -> None:
+        """Have what `read` leaves in the room that it asks for, of any dtype, brought into `out`, memory of
+        the device in the same shape. broken: what to raise where it is not finite."""
         self._going.append(self._pool.submit(self._send, out, read, broken))
 
     def __enter__(self) -> Self:
@@ -71,17 +72,17 @@ class Uploads:
                     raise broken
 
     def _send(
-        self, out: Tensor, read: Callable[[], Tensor], broken: Exception
+        self, out: Tensor, read: Callable[[Room], Tensor], broken: Exception
     ) -> tuple[Tensor, Tensor, Exception]:
         """On a thread. The sum is not finite when a number is not, and seldom else."""
         own = self._own
         if not hasattr(own, "stream"):
             own.stream = torch.cuda.Stream(self._device)
             own.buffers = cycle([_Buffer() for _ in range(_BUFFERS)])
-        found, buffer = read(), next(own.buffers)
-        pinned = buffer.take(found)
+        buffer = next(own.buffers)
+        pinned = read(buffer.room)
         with torch.cuda.stream(own.stream):
-            if found.dtype == out.dtype:
+            if pinned.dtype == out.dtype:
                 out.copy_(pinned, non_blocking=True)
             else:
                 out.copy_(pinned.to(self._device, non_blocking=True))
