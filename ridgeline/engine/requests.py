@@ -86,6 +86,8 @@ def _encode(text: TextLayer, prompt: Prompt, params: SamplingParams) -> EncodedR
 
 
 def _token_ids(prompt: Iterable[Any]) -> list[int]:
+    if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
+        return prompt
     try:
         return [token.__index__() for token in prompt]
     except (TypeError, AttributeError):

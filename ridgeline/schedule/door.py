@@ -55,8 +55,10 @@ class Door:
                 f"{self.max_request_tokens - 1} tokens or start the engine with a larger --kv-cache-bytes",
                 param="prompt", code="kv_cache_exceeded")
         self._check_ids(new.prompt, "prompt")
-        self._check_ids(np.array(params.stop_token_ids, object), "stop_token_ids")
-        self._check_ids(np.array(list(params.logit_bias), object), "logit_bias")
+        if params.stop_token_ids:
+            self._check_ids(np.array(params.stop_token_ids, object), "stop_token_ids")
+        if params.logit_bias:
+            self._check_ids(np.array(list(params.logit_bias), object), "logit_bias")
         _check_counts(params)
 
     def _check_ids(self, ids: NDArray, param: str) -> None:
