@@ -15,6 +15,8 @@ from tokenizers.pre_tokenizers import Metaspace
 from ridgeline.base.errors import ConfigError, RequestError
 from ridgeline.frontend.spelling import spelling_of
 
+_TAG = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
+
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with exact bytes for each token.
@@ -136,10 +138,17 @@ class Tokenizer:
             if text is not None
         }
 
-    def control_id(self, spelling: str) -> int | None:
-        """The control token of this spelling, if there is one."""
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """Tokens that mark a place rather than spell a text: control tokens, and added ones that look like
+        tags (<tool_call>, [INST])."""
+        tags = {i for i, token in self._added.items() if _TAG.fullmatch(token.content)}
+        return self.special_ids | tags
+
+    def marker_id(self, spelling: str) -> int | None:
+        """The marker of this spelling, if there is one."""
         token = self._backend.token_to_id(spelling) if spelling else None
-        return token if token in self.special_ids else None
+        return token if token in self.marker_ids else None
 
     def is_special(self, token: int) -> bool:
         """True for a control token: it adds nothing to a text that skips special tokens."""

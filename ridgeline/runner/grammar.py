@@ -29,7 +29,8 @@ MOST_COMPILED = 256
 class Vocabulary(Protocol):
     """What a grammar needs to know of a tokenizer."""
 
-    special_ids: frozenset[int]
+    @property
+    def marker_ids(self) -> frozenset[int]: ...
 
     def token_bytes(self, token: int) -> bytes: ...
 
@@ -37,7 +38,7 @@ class Vocabulary(Protocol):
 
 
 class _Words:
-    """A vocabulary as llguidance asks for it: control tokens are marked by a byte that no text has."""
+    """A vocabulary as llguidance asks for it: what marks a place begins with a byte that no text has."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -45,8 +46,8 @@ class _Words:
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocabulary = vocabulary
         self.eos_token_id = eos_token_ids[0]
-        self.special_token_ids = sorted(vocabulary.special_ids)
-        self.tokens = [(b"\xff" if token in vocabulary.special_ids else b"") + vocabulary.token_bytes(token)
+        self.special_token_ids = sorted(vocabulary.marker_ids)
+        self.tokens = [(b"\xff" if token in vocabulary.marker_ids else b"") + vocabulary.token_bytes(token)
                        for token in range(vocab_size)]
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -99,6 +100,7 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._rows: dict[int, LLMatcher] = {}
+        self._grammar_of: dict[int, str] = {}
         self._executor = LLExecutor(threads)
         self._worker = ThreadPoolExecutor(1, "grammar")
 
@@ -133,6 +135,7 @@ class Grammars:
         if start.params.grammar is not None:
             matcher = self._rows[start.row] = self.compile(start.params.grammar).deep_copy()
             matcher.consume_tokens(start.output.tolist())
+            self._grammar_of[start.row] = start.params.grammar
 
     def masks(self, plan: StepPlan) -> Masks | None:
         """Begin to fill the masks of the rows that sample; None when none of them has a grammar."""
@@ -171,12 +174,12 @@ class Grammars:
         matcher = self._rows.get(row)
         if matcher is None or (matcher.is_stopped() and not matcher.is_error()):
             return None
-        return None if matcher.consume_tokens(list(tokens)) else _reason(matcher)
+        if matcher.consume_tokens(list(tokens)):
+            return None
+        with self._lock:  # whatever broke may be shared with its copies
+            self._compiled.pop(self._grammar_of[row], None)
+        return f"the grammar could not be followed any further: {matcher.get_error()[:300]}"
 
     def close(self) -> None:
         """End the thread that fills masks."""
         self._worker.shutdown()
-
-
-def _reason(matcher: LLMatcher) -> str:
-    return f"the grammar could not be followed any further: {matcher.get_error()[:300]}"

@@ -96,6 +96,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     """content is null where the answer is tool calls alone."""
 
     content: str | None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
     role: str = "assistant"
     refusal: None = None
@@ -119,6 +120,7 @@ class ChatCompletion(Body, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
 
 

@@ -23,9 +23,11 @@ class ChatForm(Form):
 
     prefix = "chatcmpl"
 
-    def __init__(self, job: Job, model: str, *, with_ids: bool, use: ToolUse | None = None) -> None:
+    def __init__(self, job: Job, model: str, *, with_ids: bool, use: ToolUse | None = None,
+                 thought: bool | None = None) -> None:
         super().__init__(job, model, with_ids=with_ids)
-        self._readers = [] if use is None else [ChoiceReader(use.form) for _ in range(job.params.n)]
+        plain, form = use is None and thought is None, None if use is None else use.form
+        self._readers = [] if plain else [ChoiceReader(form, thought) for _ in range(job.params.n)]
 
     def whole(self) -> bytes:
         job = self.job
@@ -58,13 +60,15 @@ class ChatForm(Form):
         first = self.is_first(index)
         with_ids = self.with_ids and bool(delta.token_ids)
         told = self._told(index, delta)
-        if not (first or told.text or told.calls or delta.entries or delta.finish or with_ids):
+        shown = told.text or told.reasoning or told.calls
+        if not (first or shown or delta.entries or delta.finish or with_ids):
             return None
         choice = ChatChunkChoice(
             index=index,
             delta=ChatDelta(
                 role="assistant" if first else UNSET,
                 content=told.text if told.text or first else UNSET,
+                reasoning_content=told.reasoning or UNSET,
                 tool_calls=told.calls or UNSET,
             ),
             logprobs=chat_logprobs(delta.entries) if delta.entries else None,
@@ -91,7 +95,9 @@ class ChatForm(Form):
     def _message(self, index: int, text: str) -> AssistantMessage:
         told = self._readers[index].whole(text) if self._readers else Told(text=text)
         return AssistantMessage(
-            content=told.text if told.text or not told.calls else None, tool_calls=told.calls or UNSET
+            content=told.text if told.text or not told.calls else None,
+            reasoning_content=told.reasoning or UNSET,
+            tool_calls=told.calls or UNSET,
         )
 
     def _finish(self, index: int, finish: str | None) -> str | None:

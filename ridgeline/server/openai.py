@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.frontend.tools.thinking import Tags, after_thought, is_open, need_tags
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.server.access import Caller
 from ridgeline.server.accounts import Accounts
@@ -90,8 +91,11 @@ class OpenAI:
                 tools=() if use is None else use.tools,
             )
             check_fits(prompt.token_ids, served, "messages")
+            thought = is_open(prompt.text or "") if served.thinks else None
+            params = replace(params, grammar=_with_thought(params.grammar, request, served, thought))
             job = self._job(request, [prompt], params, clock)
-            form = ChatForm(job, served.card.id, with_ids=bool(request.return_token_ids), use=use)
+            with_ids = bool(request.return_token_ids)
+            form = ChatForm(job, served.card.id, with_ids=with_ids, use=use, thought=thought)
             return await self._reply(form, request, clock)
 
     def check_model(self, name: str | None) -> None:
@@ -186,6 +190,22 @@ def _one(structured: str | None, use: ToolUse | None) -> str | None:
             code="invalid_value",
         )
     return structured if use is None else use.grammar
+
+
+def _with_thought(
+    grammar: str | None, request: ChatRequest, served: Served, thought: bool | None
+) -> str | None:
+    """The grammar of an answer with what may come before it. thought: as ChatForm takes it."""
+    budget = request.thinking_budget
+    if thought is None or (grammar is None and budget is None):
+        if budget is not None:
+            raise unsupported("thinking_budget", "this model does not think before it answers; leave it out")
+        return grammar
+    tokenizer = served.text.need_tokenizer("thinking_budget")
+    tags = Tags.of(tokenizer) if budget is None else need_tags(tokenizer)
+    if tags is None:  # thoughts that no token marks: the answer begins at once
+        return grammar
+    return after_thought(grammar, tags, inside=thought, budget=budget)
 
 
 def _check_whole(piece: Piece, job: Job) -> None:

@@ -15,6 +15,7 @@ from ridgeline.frontend.client import STALL_S, EngineClient
 from ridgeline.frontend.files import load_text
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.formats import format_of
+from ridgeline.frontend.tools.thinking import thinks
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.schedule.targets import Targets
@@ -87,6 +88,7 @@ async def _undo(starting: "asyncio.Task[EngineClient]") -> None:
 
 
 def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], name: str | None) -> Served:
+    templates = {} if text.template is None else text.template.sources
     card = ModelCard(
         id=name or checkpoint.name,
         created=int(time.time()),
@@ -100,7 +102,8 @@ def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], na
         text=text,
         takes_priority=info["policy"] == "priority",
         defaults=checkpoint.sampling_defaults,
-        tool_form=format_of({} if text.template is None else text.template.sources),
+        tool_form=format_of(templates),
+        thinks=thinks(templates),
     )
 
 

@@ -1,7 +1,7 @@
 """Tool calls over HTTP: what a body asks of tools, and a choice's text as content and calls."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -11,6 +11,7 @@ from ridgeline.frontend.tools.call import Event, Tool, read_tools
 from ridgeline.frontend.tools.formats import CallFormat
 from ridgeline.frontend.tools.grammar import AUTO, REQUIRED, call_grammar
 from ridgeline.frontend.tools.reader import CallReader
+from ridgeline.frontend.tools.thinking import ThoughtReader
 from ridgeline.server.answers import CallFunction, ToolCallAnswer
 from ridgeline.server.served import Served
 from ridgeline.server.types import ChatRequest
@@ -37,11 +38,12 @@ def tool_use(request: ChatRequest, served: Served) -> ToolUse | None:
     if not tools:
         raise _bad("tool_choice", f"{choice!r:.80} needs tools")
     form, tokenizer = served.tool_form, served.text.need_tokenizer("tools")
-    opener_id = tokenizer.control_id(form.opener)
+    opener_id = tokenizer.marker_id(form.opener)
     grammar = call_grammar(
         tools, form, choice=choice, parallel=request.parallel_tool_calls is not False, opener_id=opener_id
     )
-    return ToolUse(tools=tools, form=form, grammar=grammar, shows_control=opener_id is not None)
+    hidden = opener_id is not None and tokenizer.is_special(opener_id)
+    return ToolUse(tools=tools, form=form, grammar=grammar, shows_control=hidden)
 
 
 def _choice(given: str | Mapping[str, object] | None, has_tools: bool) -> str:
@@ -63,15 +65,44 @@ class Told:
     """What the events of a text, or of a piece of it, come to."""
 
     text: str = ""
+    reasoning: str = ""
     calls: list[ToolCallAnswer] = field(default_factory=list)
 
 
-class ChoiceReader:
-    """One choice's text as content and calls; the ids of its calls."""
+class _Reader:
+    """Thoughts first, where the model has some, then calls, where it may make some."""
 
-    def __init__(self, form: CallFormat) -> None:
-        self._form = form
-        self._reader = CallReader(form)
+    def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
+        self._thoughts = None if thought is None else ThoughtReader(inside=thought)
+        self._calls = None if form is None else CallReader(form)
+
+    def feed(self, text: str, *, last: bool) -> Iterator[Event]:
+        for event in self._thoughtful(text, last=last):
+            if self._calls is None or not event.text:
+                yield event
+            else:
+                yield from self._calls.feed(event.text)
+        if last and self._calls is not None:
+            yield from self._calls.finish()
+
+    def _thoughtful(self, text: str, *, last: bool) -> Iterator[Event]:
+        if self._thoughts is None:
+            yield Event(text=text)
+            return
+        yield from self._thoughts.feed(text)
+        if last:
+            yield from self._thoughts.finish()
+
+
+class ChoiceReader:
+    """One choice's text as thoughts, content and calls; the ids of its calls.
+
+    form: None when nothing can be called. thought: whether the prompt has opened one; None: there are none.
+    """
+
+    def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
+        self._form, self._thought = form, thought
+        self._reader = _Reader(form, thought)
         self._ids: list[str] = []
 
     @property
@@ -80,16 +111,15 @@ class ChoiceReader:
 
     def whole(self, text: str) -> Told:
         """Of the whole text at once, its calls with the ids of the streamed ones."""
-        reader = CallReader(self._form)
-        return self._told([*reader.feed(text), *reader.finish()], whole=True)
+        return self._told(list(_Reader(self._form, self._thought).feed(text, last=True)), whole=True)
 
     def piece(self, text: str, *, last: bool) -> Told:
         """Of the next piece, in the form of a stream's deltas."""
-        events = [*self._reader.feed(text), *(self._reader.finish() if last else ())]
-        return self._told(events, whole=False)
+        return self._told(list(self._reader.feed(text, last=last)), whole=False)
 
     def _told(self, events: Sequence[Event], *, whole: bool) -> Told:
         told, parts = Told(text="".join(event.text for event in events)), dict[int, list[Event]]()
+        told.reasoning = "".join(event.reasoning for event in events)
         for event in events:
             if event.call is not None:
                 parts.setdefault(event.call, []).append(event)

@@ -142,7 +142,7 @@ class ChatRequest(Generate, kw_only=True):
     border.
 
     chat_template_kwargs: values for the model's own template (such as enable_thinking). tools: not shown to
-    the model with tool_choice "none".
+    the model with tool_choice "none". thinking_budget: most tokens of a thought before the answer.
     """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -161,6 +161,7 @@ class ChatRequest(Generate, kw_only=True):
     prediction: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     web_search_options: dict[str, Any] | None = None
+    thinking_budget: Count | None = None
 
 
 class TokenizeRequest(Strict, kw_only=True):

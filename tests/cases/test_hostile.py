@@ -84,7 +84,7 @@ def test_c14_a_flat_large_body_is_served(server: Server) -> None:
         ({"max_token": 5}, "max_token", 400),
         ({"Temperature": 5}, "Temperature", 400),
         ({"messages": [{"role": "user", "content": "a", "text": "b"}]}, "messages[0].text", 400),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", 400),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", 400),
         ({"response_format": {"type": "xml"}}, "response_format", 400),
     ],
 )
