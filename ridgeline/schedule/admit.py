@@ -8,7 +8,8 @@ room nobody starts.
 
 Nobody starves. Take a request R, let E be the requests numbered before it that are alive when it comes, and
 L the most steps that one request needs to end once it is first in rank: as many as it has tokens, times
-(depth + 2), since it may wait for pages of steps in flight. The first in rank always advances (memory.py).
+(depth + 2), since it may wait for pages of steps in flight, times (h + 1) under a policy that holds rows for
+at most h steps in a row. The first in rank always advances (memory.py).
   1. While R waits as the eldest, each start but its own passes it: at most `patience`. Before it is the
      eldest, one of E waits as the eldest, and the same holds for that one. So at most (|E| + 1) x patience
      requests that came after R start before R, or R's preemptions age it earlier.

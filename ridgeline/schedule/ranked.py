@@ -71,6 +71,12 @@ class Waiting(Ranked):
     def eldest(self) -> Request:
         return self._by_age.first
 
+    def since(self, moment_s: float, num: int) -> list[Request]:
+        """At most `num` that arrived after a moment, first come first, where the rank is by arrival."""
+        moment: tuple[float, ...] = (moment_s,)
+        place = bisect_left(self._requests, moment, key=_order)
+        return self._requests[place:place + num]
+
     @property
     def tenants(self) -> Mapping[str, Ranked]:
         """The waiting requests of each tenant that has some, by rank."""

@@ -164,10 +164,10 @@ class Scheduler:
         limits = self._policy.limits(view, now)
         counts, draft = self._serve(limits)
         starts = self._admission.admit(counts, limits, view, self._committed, now)
-        self._held = 0 if limits.decodes else self._held + 1
-        if not limits.decodes and not np.count_nonzero(counts):
+        self._held = 0 if limits.rows is None else self._held + 1
+        if limits.rows is not None and not np.count_nonzero(counts):
             self._held = 0
-            counts, draft = self._serve(replace(limits, decodes=True))
+            counts, draft = self._serve(replace(limits, rows=None))
         self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"
@@ -253,8 +253,8 @@ class Scheduler:
         if not self._cache:
             rows.scheduled[:] = rows.computed[:] = 0
         pending = self._memory.marks.cut(rows.pending())
-        if not limits.decodes:
-            pending *= rows.prompting()
+        if limits.rows is not None:
+            pending *= limits.rows
         long = pending > (1 if self._cache else 0)
         if not np.count_nonzero(long):
             return pending

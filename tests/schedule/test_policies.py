@@ -7,19 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import StepPlan, StepResult
-from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.policies.policy import Needs, Policy
 from ridgeline.schedule.policies.prefill import STALL
+from ridgeline.schedule.policies.slo import HELD
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.targets import Targets
 from ridgeline.spec.cache import Paged, plan_layout
 from ridgeline.spec.sampling import SamplingParams
 
 LAYOUT = plan_layout([(Paged(bytes_per_entry=64),)], block_tokens=4)
 STEP = 24  # most tokens of a step
+NEEDS = Needs(targets=Targets(ttft_s=20.0, tpot_s=2.0),
+              price=lambda step: max(1.0, int(step.count.sum()) / 12))
 
 
 @dataclass
@@ -109,7 +114,7 @@ class Twin:
                 self.batch = min(len(self.waiting), self.rows)
             elif not self.held:
                 self.batch = 0
-            most, decodes = self.batch, not self.batch
+            most, decodes = self.batch, not (self.batch or self.held)
         if self.rule == "prefill":
             prompts = (self.waiting and len(self.running) < self.rows) or \
                 any(not job.decodes for job in self.running)
@@ -208,3 +213,62 @@ def test_a_policy_gives_what_its_rule_says(rule: str, work: list[Job], rows: int
         if step > 25 and not twin.waiting and not twin.running:
             break
     assert sorted(engine.ended) == list(range(len(work)))
+
+
+@pytest.mark.parametrize("rule", ["chunked", "chunked:0", "chunked:x", "fcfs:4"])
+def test_a_wrong_setting_says_what_is_right(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"write it like chunked:512|at least 1|takes no setting"):
+        make_policy(rule)
+
+
+# ---- ageing
+
+
+@pytest.mark.parametrize("rule", ["fcfs", "chunked:16", "shortest", "fair", "slo", "reuse"])
+def test_a_request_without_room_is_passed_but_not_for_ever(rule: str) -> None:
+    """The pool is half taken for long; the large one behind does not fit, small ones pass it `patience`
+    times, then nobody does until it has run."""
+    policy = make_policy(rule, NEEDS)
+    policy.patience = 5
+    engine = Engine(policy, rows=6, num_pages=41)
+    engine.add(Job(number=0, at=0, prompt=60, output=60))
+    engine.step(0)
+    engine.add(Job(number=1, at=1, prompt=120, output=2))
+    started = [0]
+    for step in range(1, 130):
+        engine.add(Job(number=1 + step, at=step, prompt=5, output=3))
+        started += [number for number in engine.step(step) if number not in started]
+    place = started.index(1)
+    assert 2 <= place <= 1 + policy.patience
+    assert engine.ended.index(0) < engine.ended.index(1)
+
+
+SIZES = st.tuples(st.integers(1, 60), st.integers(1, 12))
+
+
+@pytest.mark.parametrize("rule", [*RULES, "slo", "reuse"])
+@settings(max_examples=4, deadline=None)
+@given(victim=SIZES, before=st.lists(SIZES, max_size=3), rivals=st.lists(SIZES, min_size=1, max_size=3),
+       rows=st.integers(1, 3), num_pages=st.integers(22, 40))
+def test_nobody_waits_beyond_the_proved_bound(rule: str, victim: tuple[int, int],
+                                              before: list[tuple[int, int]], rivals: list[tuple[int, int]],
+                                              rows: int, num_pages: int) -> None:
+    """`admit`'s step 3, while more urgent, shorter, other tenants' requests keep coming."""
+    policy = make_policy(rule, NEEDS)
+    policy.patience = 3
+    engine = Engine(policy, rows, num_pages)
+    ahead = [*before, victim]
+    for number, (prompt, output) in enumerate(ahead):
+        engine.add(Job(number=number, at=0, prompt=prompt, output=output, priority=2))
+    longest = max(prompt + output for prompt, output in [*ahead, *rivals])
+    held = {"prefill": STALL, "slo": HELD}.get(rule, 0)
+    bound = (len(ahead) * (policy.patience + 1) + rows) * longest * 3 * (held + 1)
+    for step in range(bound):
+        if engine.scheduler.load().waiting < 4:
+            prompt, output = rivals[step % len(rivals)]
+            engine.add(Job(number=len(ahead) + step, at=step, prompt=prompt, output=output,
+                           tenant=str(step % 7)))
+        engine.step(step)
+        if len(before) in engine.ended:
+            return
+    raise AssertionError(f"waited for more than {bound} steps")

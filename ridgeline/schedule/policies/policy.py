@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.ranked import Waiting
 from ridgeline.schedule.request import Request
-from ridgeline.schedule.rows import Rows
+from ridgeline.schedule.rows import Bool, Rows
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 
@@ -31,7 +31,7 @@ class View:
     """What a policy sees when a step is planned: to read, never to change.
 
     most_tokens: that a step can hold. in_flight: steps begun and not committed. held: steps planned in a row
-    up to now that left the decodes out. cached: prompt tokens of a waiting request that the cache holds.
+    up to now that left rows out. cached: prompt tokens of a waiting request that the cache holds.
     """
 
     rows: Rows
@@ -46,14 +46,14 @@ class View:
 class Limits:
     """What one step may hold. Rows that decode take their tokens first, then prompts that run, then starts.
 
-    tokens: of the step. starts: waiting requests that may start; None: all that have room. decodes: whether
-    rows that decode take part; without them a step that would be empty is planned again with them. whole: a
-    prompt starts only if the step takes all of it, but for the step's first.
+    tokens: of the step. starts: waiting requests that may start; None: all that have room. rows [num_rows]:
+    the rows that take part, None for all; a step that would be empty with some is planned again with all.
+    whole: a prompt starts only if the step takes all of it, but for the step's first.
     """
 
     tokens: int
     starts: int | None = None
-    decodes: bool = True
+    rows: Bool | None = None
     whole: bool = False
 
 
@@ -63,11 +63,11 @@ class Policy:
 
     patience: how often the eldest, or one that is first in line and has no room, is passed before nobody
     passes it any more (`admit`, which also proves that nobody starves, whatever a policy says). passes: how
-    many of those that rank before it may still wait when a request starts; None where there is no bound.
+    many that came before it and wait a request may pass; None: there is no bound.
     """
 
     patience = 16
-    passes: int | None = LOOK - 1
+    passes: int | None = LOOK
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The rank, fixed for the request's life: smaller has the first call on pages and on prompt tokens

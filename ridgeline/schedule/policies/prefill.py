@@ -8,5 +8,6 @@ STALL = 8
 
 class PrefillFirst(Policy):
     def limits(self, view: View, now: float) -> Limits:
-        prompts = bool(view.queue and view.rows.num_free) or bool(view.rows.prompting().any())
-        return Limits(tokens=view.most_tokens, decodes=not prompts or view.held >= STALL, whole=True)
+        prompting = view.rows.prompting()
+        stall = view.held < STALL and ((view.queue and view.rows.num_free) or prompting.any())
+        return Limits(tokens=view.most_tokens, rows=prompting if stall else None, whole=True)

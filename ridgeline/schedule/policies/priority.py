@@ -6,6 +6,8 @@ from ridgeline.schedule.request import Request
 
 
 class Priority(Policy):
+    passes = None
+
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.priority, request.arrived_s, request.number)
 

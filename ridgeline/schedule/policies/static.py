@@ -15,7 +15,8 @@ class Static(Policy):
             self._open = min(len(view.queue), view.rows.size)
         elif not view.held:  # it decodes, so it is closed; who found no room in it waits for the next
             self._open = 0
-        return Limits(tokens=view.most_tokens, starts=self._open, decodes=not self._open, whole=True)
+        return Limits(tokens=view.most_tokens, starts=self._open, whole=True,
+                      rows=view.rows.prompting() if self._open or view.held else None)
 
     def started(self, request: Request) -> None:
         self._open -= 1

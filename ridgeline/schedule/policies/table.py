@@ -10,7 +10,9 @@ from ridgeline.schedule.policies.fcfs import FirstCome
 from ridgeline.schedule.policies.policy import NO_NEEDS, Needs, Policy
 from ridgeline.schedule.policies.prefill import PrefillFirst
 from ridgeline.schedule.policies.priority import Priority
+from ridgeline.schedule.policies.reuse import Reuse
 from ridgeline.schedule.policies.shortest import Shortest
+from ridgeline.schedule.policies.slo import Slo
 from ridgeline.schedule.policies.static import Static
 
 POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
@@ -20,6 +22,8 @@ POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
     "chunked": lambda setting, needs: Chunked(_tokens(setting)),
     "priority": lambda setting, needs: Priority(),
     "fair": lambda setting, needs: Fair(),
+    "reuse": lambda setting, needs: Reuse(),
+    "slo": lambda setting, needs: Slo(needs),
     "shortest": lambda setting, needs: Shortest(),
 })
 _SETTINGS = {"chunked": "chunked:512"}  # policies that take one, as they are written
