@@ -53,6 +53,7 @@ class EngineConfig:
     threads: int | None = None
     seed: int = 0
     trace_file: str | None = None
+    trace_texts: bool = False
     chat_template: str | None = None
     progress: bool = True
 

@@ -28,7 +28,7 @@ class StepRecord:
     what it took; floor_s: the roofline's price (None without one). experts_read: distinct experts whose
     weights the step read, summed over the layers that are mixtures, and how many were expected.
     prefill_share: of the step's time, what its chunks add to its decodes by the floor: 0 for decodes alone, 1
-    for chunks alone.
+    for chunks alone. digest: names its plan (`schedule.records.digest_of`), 0 where it is not recorded.
     """
 
     step: int
@@ -57,6 +57,7 @@ class StepRecord:
     num_drafts: int = 0
     num_new: int = 0
     prefill_share: float = 0.0
+    digest: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +78,12 @@ class RequestRecord:
     encoder_s and transfer_s (an image's encoder, a KV cache's way from another device; before the first
     token). waits_s: seconds it waited, by what for (`schedule.waits`), after a preemption too. num_chunks:
     steps that took prompt tokens. num_drafts, num_accepted: drafts verified for it, and how many were right.
+
+    For a replay (`sim.replay`), where it is recorded: number, of all choices in the order they came;
+    came_after, left_after: steps that had finished when it came, and when somebody ended it (None: it ended
+    by itself). max_tokens: the most it might answer. block_ids: of its full blocks of block_tokens tokens,
+    prompt and output; equal ids stand for equal texts up to there. token_ids: the text itself, where that
+    was asked for.
     """
 
     id: str
@@ -104,9 +111,17 @@ class RequestRecord:
     num_chunks: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    number: int = -1
+    came_after: int = 0
+    left_after: int | None = None
+    max_tokens: int = 0
+    block_tokens: int = 0
+    block_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 Record = StepRecord | RequestRecord
+_TUPLES = {"token_times_s", "block_ids", "token_ids"}
 _KINDS: tuple[tuple[str, type], ...] = (("step", StepRecord), ("request", RequestRecord))
 
 
@@ -181,8 +196,8 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                     if values["format"] != FORMAT:
                         raise ValueError(f"format {values['format']}, this version reads {FORMAT}")
                     continue
-                if "token_times_s" in values:
-                    values["token_times_s"] = tuple(values["token_times_s"])
+                for name in _TUPLES & values.keys():
+                    values[name] = tuple(values[name])
                 yield classes[kind](**values)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path}, line {number}: not a trace record ({error})") from None

@@ -1,4 +1,5 @@
-"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps | serve`."""
+"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps | simulated |
+serve`."""
 
 import argparse
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ _HERE = {
     "kernels": "a published shape's GPU kernels",
     "startup": "the way to the first token",
     "steps": "decode steps beside a calibrated profile",
+    "simulated": "requests beside the simulator on a calibrated profile",
 }
 
 
@@ -62,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         return bench_serve.run(args)
     if args.what == "steps":
         return _run_steps(args)
+    if args.what == "simulated":
+        return _run_simulated(args)
     if args.batch or args.context:
         raise ConfigError(f"bench {args.what} has no use for --batch and --context: they are of bench steps")
     if args.what == "kernels":
@@ -106,6 +110,21 @@ def _run_steps(args: argparse.Namespace) -> int:
                      max_model_len=engine.max_model_len or max(contexts) + _ROOM)
     return run_steps(StepArgs(engine=engine, profile=args.profile, batches=batches,
                               contexts=contexts, json=args.json, seed=args.seed))
+
+
+def _run_simulated(args: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in (*_WORKLOAD[:3], "batch", "context", "tune")
+             if getattr(args, name.replace("-", "_")) not in (None, False)]
+    if given:
+        raise ConfigError(f"bench simulated has no use for {' and '.join(given)}: it takes --num-requests")
+    if args.profile is None:
+        raise ConfigError("bench simulated needs --profile NAME, of what `ridgeline calibrate` wrote")
+    from ridgeline.bench.simulated import SimulatedArgs
+    from ridgeline.bench.simulated import run as run_simulated
+
+    return run_simulated(SimulatedArgs(
+        engine=replace(engine_config(args), prefix_caching=False), profile=args.profile, seed=args.seed,
+        num_requests=args.num_requests or 200, json=args.json))
 
 
 def _run_startup(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from ridgeline.engine.floors import (
     price_of,
     prices_of,
     step_key,
+    steps_of,
     worker_of,
 )
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
@@ -48,6 +49,7 @@ from ridgeline.ledger.account import Account, account
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
+from ridgeline.ledger.steps import Steps
 from ridgeline.ledger.work import Worker
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
@@ -65,6 +67,7 @@ from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.overload import Mode, Overload
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.records import ForReplay
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.spec.block import ParamSpec
@@ -113,6 +116,10 @@ class Engine:
     def work(self, profile: MachineProfile) -> Worker:
         """The work of this engine's steps, for estimates by a calibrated profile."""
         return worker_of(self.spec, self.account, self.numerics, profile)
+
+    def steps(self, profile: MachineProfile) -> Steps:
+        """Expected seconds of this engine's steps, for simulations."""
+        return steps_of(self.spec, self.account, self.numerics, profile)
 
     def close(self) -> None:
         """End the executor's worker and the trace; the loop must not be stepped any more."""
@@ -180,7 +187,7 @@ def build_engine(
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
-        loop=Loop(scheduler, executor, clock, whole_trace, prices),
+        loop=Loop(scheduler, executor, clock, whole_trace, prices, _for_replay(config, capacity)),
         executor=executor,
         device=device,
         trace=whole_trace,
@@ -315,6 +322,12 @@ def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> Non
         f"{capacity.max_model_len} tokens needs kv_cache_bytes {needed}"
     )
     startup.choose("max_request_tokens", most, why)
+
+
+def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:
+    if config.trace_file is None:
+        return None
+    return ForReplay(block_tokens=capacity.layout.block_tokens, texts=config.trace_texts)
 
 
 def _trace(

@@ -16,10 +16,14 @@ from ridgeline.engine.machine import machine_name
 from ridgeline.engine.probe import QUICK, probe_gpu, probe_machine
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.account import Account
+from ridgeline.ledger.deployment import Deployment, Rates
+from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.estimate import Estimate
+from ridgeline.ledger.layout import Layout
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile, load_profile, profile_path, save_profile
-from ridgeline.ledger.work import Product, Worker, alone
+from ridgeline.ledger.steps import Steps
+from ridgeline.ledger.work import Product, Worker, alone, whole
 from ridgeline.schedule.records import Prices
 from ridgeline.spec.model import ModelSpec
 
@@ -83,6 +87,15 @@ def worker_of(spec: ModelSpec, account: Account, numerics: str, profile: Machine
     """The work of an engine's steps on its one device, for estimates."""
     device = profile.hardware()
     return alone(spec, account, device, Product(flops_per_s=device.fastest(_arithmetic(numerics))))
+
+
+def steps_of(spec: ModelSpec, account: Account, numerics: str, profile: MachineProfile) -> Steps:
+    """Expected seconds of an engine's steps, by the profile's calibration where it has one."""
+    device = profile.hardware()
+    rate = device.fastest(_arithmetic(numerics))
+    deployment = Deployment(layout=Layout(), stages=(whole(spec, account),), device=device,
+                            rates=Rates(packed=rate, plain=rate), efficiency=Efficiency())
+    return Steps(deployment, estimate=True, calibration=profile.calibration)
 
 
 def describe(profile: MachineProfile, price: Price) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class _Assembled:
         threads: int | None = None,
         seed: int = 0,
         trace_file: str | None = None,
+        trace_texts: bool = False,
         chat_template: str | None = None,
         progress: bool = True,
     ) -> None:
@@ -80,6 +81,7 @@ class _Assembled:
             threads=threads,
             seed=seed,
             trace_file=trace_file,
+            trace_texts=trace_texts,
             chat_template=chat_template,
             progress=progress,
         )

@@ -82,12 +82,16 @@ def kind_of(line: Line) -> int:
     return EXPERTS if DISTINCT in names else CACHE if names & {CONTEXT, PAIRS} else WEIGHTS
 
 
+def whole(spec: ModelSpec, account: Account) -> Stage:
+    """The whole model as one device's stage, for its time alone: its weights are not weighed."""
+    blocks = [block for layer in spec.layers for _, block in layer.blocks]
+    return Stage(spec=spec, account=account, weights_bytes=0.0, num_mixing=len(blocks), first=True,
+                 last=True, num_routed=sum(block.kind == "moe" for block in blocks))
+
+
 def alone(spec: ModelSpec, account: Account, device: HardwareSpec, product: Product) -> "Worker":
     """The whole model on one device, with one kind of products."""
-    blocks = [block for layer in spec.layers for _, block in layer.blocks]
-    stage = Stage(spec=spec, account=account, weights_bytes=0.0, num_mixing=len(blocks), first=True,
-                  last=True, num_routed=sum(block.kind == "moe" for block in blocks))
-    return Worker([stage], Layout(), device, lambda line: product)
+    return Worker([whole(spec, account)], Layout(), device, lambda line: product)
 
 
 class StageLines:

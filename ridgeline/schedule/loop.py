@@ -19,7 +19,15 @@ from ridgeline.base.trace import Trace
 from ridgeline.schedule.executor import Executor, Oracle
 from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.plan import StepPlan, StepResult
-from ridgeline.schedule.records import Flight, Prices, prefill_share, request_record, step_record
+from ridgeline.schedule.records import (
+    Came,
+    Flight,
+    ForReplay,
+    Prices,
+    prefill_share,
+    request_record,
+    step_record,
+)
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
 
@@ -29,12 +37,12 @@ class Loop:
     finish().
 
     trace: takes a record of each step and each ended choice. prices: what they should have taken, for the
-    records. EngineDeadError from the executor passes through; any other error fails the requests of that step
-    and no other.
+    records. for_replay: records say what a replay needs. EngineDeadError from the executor passes through;
+    any other error fails the requests of that step and no other.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, trace: Trace | None = None,
-                 prices: Prices | None = None) -> None:
+                 prices: Prices | None = None, for_replay: ForReplay | None = None) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
@@ -47,6 +55,8 @@ class Loop:
         self._num_preemptions = 0
         self._measured_s = self._floor_s = self._prefill_s = 0.0
         self._law = LittleLaw(clock.now())
+        self._for_replay = for_replay
+        self._came: dict[str, int] = {}  # steps finished when a request came, for its record
 
     # ---- requests
 
@@ -54,6 +64,8 @@ class Loop:
         """RequestError when the request can never run or is badly formed."""
         self._scheduler.add(new)
         now = self._clock.now()
+        if self._for_replay is not None:
+            self._came[new.id] = self._num_finished
         for choice in range(new.params.n):
             self._law.arrive((new.id, choice), now)
         self._law.number(self._scheduler.num_requests, now)
@@ -65,7 +77,7 @@ class Loop:
         keep_tokens: the output tokens that count (a stop string was hit there).
         """
         now = self._clock.now()
-        self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), now)
+        self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), now, aborted=True)
 
     # ---- steps
 
@@ -110,7 +122,8 @@ class Loop:
             now = self._clock.now()
             news = self._scheduler.commit(flight.plan, result, now)
             self._num_finished += 1
-            record = step_record(flight, result, self._clock.now() - now, self._prices)
+            record = step_record(flight, result, self._clock.now() - now, self._prices,
+                                 digest=self._for_replay is not None)
             self._measured_s += record.measured_s
             self._floor_s += record.floor_s or 0.0
             self._prefill_s += record.prefill_share * record.measured_s
@@ -194,11 +207,11 @@ class Loop:
         except Exception as failure:
             return _failed(flight.plan, _reason(failure), self._clock.now())
 
-    def _tell(self, news: list[Output], now: float) -> None:
+    def _tell(self, news: list[Output], now: float, *, aborted: bool = False) -> None:
         """Queue news; choices that ended leave a record, and their last news gets its floor."""
         floors: dict[tuple[str, int], float | None] = {}
         for request in self._scheduler.take_ended():
-            record = request_record(request, self._prices)
+            record = request_record(request, self._prices, self._how_it_came(request.id, aborted))
             floors[record.id, record.choice] = record.floor_s
             self._law.leave((record.id, record.choice), record.finished_s)
             if self._trace is not None:
@@ -206,7 +219,15 @@ class Loop:
         if floors:
             self._law.number(self._scheduler.num_requests, now)
             news = [_with_floor(output, floors) for output in news]
+            for request_id in {name for name, _ in floors if not self._scheduler.knows(name)}:
+                self._came.pop(request_id, None)
         self._news += news
+
+    def _how_it_came(self, request_id: str, aborted: bool) -> Came | None:
+        if self._for_replay is None:
+            return None
+        return Came(came_after=self._came[request_id], left_after=self._num_finished if aborted else None,
+                    how=self._for_replay)
 
 
 def _with_floor(output: Output, floors: Mapping[tuple[str, int], float | None]) -> Output:

@@ -6,10 +6,13 @@ seconds.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from ridgeline.base.trace import RequestRecord, StepRecord
+from ridgeline.kv.prefix import HashChain
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.scheduler import Load
@@ -48,8 +51,34 @@ class Flight:
     num_preemptions: int
 
 
-def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Prices | None) -> StepRecord:
-    """The record of a finished step; the executor's own plan goes before the estimate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForReplay:
+    """Records say what a replay needs: texts by blocks of so many tokens and, with texts, their token ids."""
+
+    block_tokens: int
+    texts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """For a replay: steps that had finished when a request came, and when somebody ended it (None: it ended
+    by itself)."""
+
+    came_after: int
+    left_after: int | None
+    how: ForReplay
+
+
+def digest_of(plan: StepPlan) -> int:
+    """Names what a plan computes: which tokens of which request, in which row, and what is sampled."""
+    rows = (plan.request, plan.row, plan.start, plan.count, plan.sample)
+    return crc32(b"".join(values.tobytes() for values in rows))
+
+
+def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Prices | None,
+                *, digest: bool = False) -> StepRecord:
+    """The record of a finished step; the executor's own plan goes before the estimate. digest: names the
+    plan too."""
     plan, load, planned_s = flight.plan, flight.load, flight.planned_s
     floor_s = None if prices is None else prices.step(plan)
     if planned_s is None and prices is not None and prices.planned is not None:
@@ -65,7 +94,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
         measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,
         experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens),
-        prefill_share=prefill_share(plan, floor_s, prices))
+        prefill_share=prefill_share(plan, floor_s, prices), digest=digest_of(plan) if digest else 0)
 
 
 def prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) -> float:
@@ -80,8 +109,8 @@ def prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) 
     return 1 - prices.step(alone) / floor_s
 
 
-def request_record(request: Request, prices: Prices | None) -> RequestRecord:
-    """The record of a choice that has ended."""
+def request_record(request: Request, prices: Prices | None, came: Came | None = None) -> RequestRecord:
+    """The record of a choice that has ended; with what a replay needs where it is known how it came."""
     assert request.finish is not None and request.finished_s is not None
     floor_s = None
     if prices is not None:
@@ -95,4 +124,15 @@ def request_record(request: Request, prices: Prices | None) -> RequestRecord:
         first_started_s=request.first_started_s, waits_s=request.waits_s, num_chunks=request.num_chunks,
         num_drafts=request.num_drafts, num_accepted=request.num_accepted,
         first_token_s=request.first_token_s, finished_s=request.finished_s, floor_s=floor_s,
-        token_times_s=tuple(request.token_times_s[:request.num_output]))
+        token_times_s=tuple(request.token_times_s[:request.num_output]),
+        **({} if came is None else _replayable(request, came)))
+
+
+def _replayable(request: Request, came: Came) -> dict[str, Any]:
+    size = came.how.block_tokens
+    chain = HashChain(request.cache_salt, size)
+    chain.extend(request.tokens, len(request.tokens) // size)
+    ids = tuple(int.from_bytes(digest[:6], "big") for digest in chain.digests[1:])
+    return {"number": request.number, "came_after": came.came_after, "left_after": came.left_after,
+            "max_tokens": request.max_tokens, "block_tokens": size, "block_ids": ids,
+            "token_ids": tuple(request.tokens) if came.how.texts else ()}

@@ -112,6 +112,10 @@ class Scheduler:
         """Living choices."""
         return len(self._book.requests)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether a choice of this id is alive."""
+        return bool(self._book.family(request_id))
+
     def add(self, new: NewRequest) -> None:
         """Queue a request. RequestError, and nothing kept, when it can never run."""
         self._book.add(new)

@@ -16,7 +16,7 @@ ENGINE = {
     "--quantization", "--max-model-len", "--kv-cache-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
     "--speculate", "--speculate-max", "--device", "--ttft", "--tpot", "--overload",
-    "--threads", "--seed", "--trace-file", "--no-progress",
+    "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
@@ -37,7 +37,7 @@ FLAGS = {
     },
     "simulate": {
         "--gpu", "--tp", "--pp", "--ep", "--weights", "--kv-cache-dtype", "--memory", "--price", "--profile",
-        "--floor", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
+        "--reading", "--kv", "--example", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
         "--replicas", "--prefill", "--decode", "--router", "--link",

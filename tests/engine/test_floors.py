@@ -15,8 +15,13 @@ from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import machine_profile, profile_name, step_key
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
+from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.profile import StepTable, load_profile, profile_path, save_profile
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
+from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.sim.replay import read_recorded, replay
 from ridgeline.spec.sampling import SamplingParams
 from tests.engine.tiny import tiny_folder
 
@@ -67,6 +72,25 @@ def test_every_record_has_a_floor_below_what_was_measured(tmp_path: Path) -> Non
     assert list(read_trace(file)) == sorted([*trace.steps, *trace.requests], key=list(read_trace(file)).index)
     header = file.read_text().partition("\n")[0]
     assert engine.profile.name in header and "float32_flops_per_s" in header
+
+
+def test_a_recorded_trace_replays_in_the_simulator(tmp_path: Path) -> None:
+    """With the results of the record the same steps are planned, and each is priced beside what it took."""
+    file = tmp_path / "trace.jsonl"
+    engine = tiny_engine(tmp_path, RingTrace(), trace_file=str(file), trace_texts=True,
+                         max_num_batched_tokens=16)
+    run(engine)
+    run(engine)  # finds the first round's prompts in the cache
+    engine.close()
+
+    def scheduler(offers: Capacity) -> Scheduler:
+        return Scheduler(offers, KVManager(offers.layout, offers.num_pages), make_policy("fcfs"),
+                         max_num_batched_tokens=16, max_num_seqs=4, eos_token_ids=(offers.vocab_size - 1,))
+
+    found = replay(read_recorded(file), engine.capacity, scheduler, seconds=engine.steps(engine.profile),
+                   max_in_flight=engine.executor.max_in_flight)
+    assert found.difference == "" and found.num_equal == found.num_steps > 12
+    assert found.error["p50"] > 0 and found.total > -1
 
 
 def test_records_say_how_many_experts_were_read_and_expected(tmp_path: Path) -> None:
