@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HELP = "run traffic through the live scheduler in virtual time: latencies, goodput and cost of a deployment"
 _ROWS, _STEP_TOKENS = 256, 8192
 _NUM_REQUESTS = 1000  # drawn, unless told
+_EXAMPLE_MODEL = "llama-3-8b"
 
 
 def _time(text: str) -> float:
@@ -47,7 +48,7 @@ def _share(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="MODEL",
+    parser.add_argument("words", nargs="*", metavar="MODEL",
                         help="a model as people write it (llama-3-8b), a folder or a Hub id; or `capacity "
                         "MODEL`: the highest rate that meets the targets")
     where = parser.add_argument_group("deployment")
@@ -63,11 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="of one device an hour; default: the device's own")
     where.add_argument("--profile", metavar="NAME",
                        help="a calibrated machine: its factors, and the machine itself without --gpu")
-    where.add_argument("--floor", action="store_true",
-                       help="steps take their floor, which no engine can beat, instead of the estimate")
+    where.add_argument("--reading", choices=("estimate", "floor", "nominal"),
+                       help="how long steps take: as expected (the default), their floor, which no engine "
+                       "can beat, or closed forms over all parameters (--example eight-requests)")
     _add_cluster(parser.add_argument_group("several engines"))
     _add_serving(parser.add_argument_group("serving"))
     _add_workload(parser.add_argument_group("workload"))
+    parser.add_argument("--example", choices=("eight-requests", "uniform"),
+                        help="eight requests under several schedulers, or what equal requests hide")
     parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -95,6 +99,8 @@ def _add_serving(group: argparse._ActionsContainer) -> None:
                        help=f"most sequences in a step ({_ROWS})")
     group.add_argument("--max-num-batched-tokens", type=count, default=_STEP_TOKENS, metavar="TOKENS",
                        help=f"most tokens in a step ({_STEP_TOKENS})")
+    group.add_argument("--kv", choices=("paged", "contiguous"), default="paged",
+                       help="contiguous: a run of memory for the longest request of the load in each slot")
     group.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false",
                        help="compute every prompt from its first token")
 
@@ -135,23 +141,26 @@ def _topology(args: argparse.Namespace, model: str) -> "Topology":
               tp=args.tp, pp=args.pp, ep=args.ep, weights=args.weights, kv=args.kv_cache_dtype,
               memory_bytes=args.memory_bytes, price_usd_per_hour=args.price_usd_per_hour,
               disaggregate=args.prefill is not None, link_bytes_per_s=args.link_bytes_per_s)
-    calibration = None if profile is None or args.floor else profile.calibration
+    reading = args.reading or "estimate"
+    calibration = None if profile is None or reading != "estimate" else profile.calibration
     return topology_of(
-        ask, lambda one: machine_of(shop.setup(one), num_rows=args.max_num_seqs, estimate=not args.floor,
+        ask, lambda one: machine_of(shop.setup(one), num_rows=args.max_num_seqs, reading=reading,
                                     max_step_tokens=args.max_num_batched_tokens, calibration=calibration),
         replicas=args.replicas, router=args.router,
         prefill=None if args.prefill is None else parse_pool(args.prefill),
         decode=None if args.decode is None else parse_pool(args.decode))
 
 
-def _servings(args: argparse.Namespace) -> "list[Serving]":
+def _servings(args: argparse.Namespace, workload: "Workload") -> "list[Serving]":
     from ridgeline.sim.node import Serving
 
     if args.policy and args.compare:
         raise ConfigError("--policy and --compare contradict one another: --compare takes them all")
     names = [args.policy or "fcfs"] if not args.compare else args.compare.split(",")
     targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
-    return [Serving(policy=name, targets=targets, prefix_caching=args.prefix_caching) for name in names]
+    longest = max(one.num_prompt + one.num_output for one in workload.requests)
+    return [Serving(policy=name, targets=targets, prefix_caching=args.prefix_caching, kv=args.kv,
+                    reserve_tokens=longest) for name in names]
 
 
 def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
@@ -196,8 +205,8 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     from ridgeline.sim.run import check_targets
     from ridgeline.workload.make import make_workload
 
-    topology, servings = _topology(args, model), _servings(args)
-    workload = make_workload(_workload_ask(args))
+    topology, workload = _topology(args, model), make_workload(_workload_ask(args))
+    servings = _servings(args, workload)
     check_targets(topology.engines[0], servings[0].targets, workload)
     outcomes = [_run(topology, serving, workload) for serving in servings]
     about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
@@ -217,8 +226,8 @@ def _capacity(args: argparse.Namespace, model: str) -> None:
 
     if args.ttft_s is None and args.tpot_s is None:
         raise ConfigError("capacity needs targets: give --ttft, --tpot, or both")
-    topology, servings, ask = _topology(args, model), _servings(args), _workload_ask(args)
-    at_rate = _rates(ask, make_workload)
+    topology, at_rate = _topology(args, model), _rates(_workload_ask(args), make_workload)
+    servings = _servings(args, at_rate(1.0))
     check_targets(topology.engines[0], servings[0].targets, at_rate(1.0))
     found = [find_capacity(lambda rate, serving=serving: _run(topology, serving, at_rate(rate)),  # type: ignore[misc]
                            args.attainment) for serving in servings]
@@ -247,6 +256,29 @@ def _rates(ask: WorkloadAsk, make: "Callable[[WorkloadAsk], Workload]") -> "Call
     return lambda rate: make(replace(ask, rate_scale=ask.rate_scale * rate / own_rate))
 
 
+def _example(args: argparse.Namespace, model: str) -> None:
+    from ridgeline.commands.simulate_example import tell_eight, tell_uniform
+    from ridgeline.sim.examples import EIGHT_ROWS, EIGHT_STEP_TOKENS, UNIFORM_REQUESTS, UNIFORM_ROWS
+    from ridgeline.sim.run import simulate
+    from ridgeline.workload.make import make_workload
+
+    args.gpu = args.gpu or (None if args.profile else "h100")
+    if args.example == "eight-requests":
+        args.max_num_seqs, args.max_num_batched_tokens = EIGHT_ROWS, EIGHT_STEP_TOKENS
+        args.reading = args.reading or "nominal"
+        targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
+        text, values = tell_eight(_topology(args, model).engines[0], targets, simulate)
+    else:
+        args.max_num_seqs = UNIFORM_ROWS
+        ask = WorkloadAsk(lengths=args.lengths or "azure-conv", arrival=f"closed:{UNIFORM_ROWS}",
+                          num_requests=args.num_requests or UNIFORM_REQUESTS, seed=args.seed)
+        text, values = tell_uniform(_topology(args, model).engines[0], make_workload(ask), simulate)
+    if args.json:
+        _print_json(values)
+    else:
+        print(text())
+
+
 def _print_json(values: Any) -> None:
     print(json.dumps(values, indent=1, allow_nan=False))
 
@@ -256,7 +288,12 @@ DOORS = {"capacity": _capacity}  # words that open another door; each takes a mo
 
 def run(args: argparse.Namespace) -> int:
     words = list(args.words)
-    door = DOORS[words.pop(0)] if words[0] in DOORS and len(words) > 1 else _simulate
+    if args.example is not None:
+        words, door = words or [_EXAMPLE_MODEL], _example
+    elif not words:
+        raise ConfigError("name a model, such as llama-3-8b, or give an --example")
+    else:
+        door = DOORS[words.pop(0)] if words[0] in DOORS and len(words) > 1 else _simulate
     if len(words) > 1:
         raise ConfigError(f"one model at a time, not {len(words)}: {' '.join(words)}; a name with blanks "
                           "needs quotes")

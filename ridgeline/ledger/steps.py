@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.ledger.closed import Shape, kv_bytes
 from ridgeline.ledger.deployment import Deployment, StageForm
 from ridgeline.ledger.efficiency import Calibration
 from ridgeline.ledger.sums import StepShape
@@ -42,6 +43,33 @@ class _Decodes:
     fixed_M: NDArray[np.float64]
     windows: tuple[int | None, ...]
     key_WM: Sequence[NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NominalSteps:
+    """StepSeconds by the closed forms (`ledger.closed`): 2P a token and 4Ld a pair at flops_per_s, or s_w P and
+    every cached key at bytes_per_s, whichever takes longer."""
+
+    shape: Shape
+    weight_bytes: float
+    cache_bytes: float
+    flops_per_s: float
+    bytes_per_s: float
+
+    def __call__(self, step: StepShape) -> float:
+        start, count = np.asarray(step.start, np.float64), np.asarray(step.count, np.float64)
+        pairs = float((start * count + count**2 / 2).sum())
+        return float(self._seconds(float(count.sum()), pairs, float((start + count).sum())))
+
+    def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
+        keys_K = float(start.sum()) + np.arange(num_steps) * len(start)
+        seconds_K: NDArray[np.float64] = self._seconds(len(start), keys_K + len(start) / 2, keys_K + len(start))
+        return seconds_K
+
+    def _seconds(self, tokens: float, pairs: Any, keys: Any) -> Any:
+        flops = 2 * self.shape.num_params * tokens + 4 * self.shape.num_layers * self.shape.width * pairs
+        moved = self.weight_bytes * self.shape.num_params + kv_bytes(self.shape, 1, self.cache_bytes) * keys
+        return np.maximum(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
 class Steps:

@@ -7,21 +7,22 @@ from math import inf
 from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.efficiency import Calibration
 from ridgeline.ledger.memory import needed_cache_bytes
-from ridgeline.ledger.steps import Steps
+from ridgeline.ledger.steps import NominalSteps, Steps, StepSeconds
 from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup
 from ridgeline.schedule.executor import Capacity
 from ridgeline.sim.node import Machine
 from ridgeline.spec.cache import plan_layout
 
+READINGS = ("estimate", "floor", "nominal")  # of a step's time: the last by closed forms over all parameters
 BLOCK_TOKENS = 64  # what the live engine's GPU kernels read best
 
 
 def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, block_tokens: int = BLOCK_TOKENS,
-               estimate: bool = True, calibration: Calibration | None = None) -> Machine:
+               reading: str = "estimate", calibration: Calibration | None = None) -> Machine:
     """A replica that runs at most num_rows sequences, and max_step_tokens tokens a step.
 
-    estimate: steps last as long as is expected, else no longer than their floor. The context is not the
+    reading: of READINGS, how long steps last. calibration: of estimates alone. The context is not the
     model's but what memory holds: a workload is lengths. Pipeline stages hold equally many pages of the
     stage that has room for the fewest; groups that attend to different sequences lend one another theirs.
     ConfigError when nothing fits.
@@ -43,11 +44,20 @@ def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, block_token
         name=f"{setup.ask.model} on {setup.device.name}, {replace(setup.layout, dp=1).text()}",
         capacity=Capacity(layout=room.layout, num_pages=pages, num_rows=num_rows, max_model_len=tokens,
                           max_step_tokens=max_step_tokens, vocab_size=setup.spec.vocab_size),
-        seconds=Steps(setup.deployment, estimate=estimate, calibration=calibration),
+        seconds=_seconds(setup, reading, calibration),
         floor=Steps(setup.deployment, estimate=False),
         num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given,
         cache_bytes=lambda num_tokens: needed_cache_bytes(setup.spec, num_tokens, KV_BYTES[setup.ask.kv]),
         link_bytes_per_s=_link(setup) * setup.layout.replica_devices)
+
+
+def _seconds(setup: Setup, reading: str, calibration: Calibration | None) -> StepSeconds:
+    if reading != "nominal":
+        return Steps(setup.deployment, estimate=reading == "estimate", calibration=calibration)
+    devices, rate = setup.layout.replica_devices, setup.numerics.rates.packed
+    return NominalSteps(shape=setup.shape, weight_bytes=setup.numerics.weight_bytes,
+                        cache_bytes=KV_BYTES[setup.ask.kv], bytes_per_s=devices * setup.device.bytes_per_s,
+                        flops_per_s=devices * rate * setup.deployment.efficiency.prefill)
 
 
 def _link(setup: Setup) -> float:

@@ -302,7 +302,7 @@ class Cluster:
 def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
                      progress: Progress = lambda begun, now: None) -> Outcome:
     """A topology under a workload."""
-    holds = serving.policy == "static"
+    holds = serving.batch_holds
     meters = [Meter(one.capacity.num_pages, batch_holds=holds) for one in topology.machines]
     cluster = Cluster(topology, serving, meters)
     clients = Clients(cluster, workload, topology.engines[0].capacity.vocab_size, progress)

@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.trace import Trace
+from ridgeline.kv.contiguous import ContiguousManager
+from ridgeline.kv.interface import Manager
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.steps import StepSeconds
 from ridgeline.schedule.executor import Capacity
@@ -46,11 +48,26 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How an engine serves: "policy" or "policy:setting", what it promises, and the cache's bookkeeping."""
+    """How an engine serves: "policy" or "policy:setting", what it promises, and the cache's bookkeeping: in
+    pages, or "contiguous" with room for reserve_tokens in each sequence's run (None: for its own prompt and
+    answer)."""
 
     policy: str = "fcfs"
     targets: Targets = NO_TARGETS
     prefix_caching: bool = True
+    kv: str = "paged"
+    reserve_tokens: int | None = None
+
+    @property
+    def batch_holds(self) -> bool:
+        """Whether slots stay taken until their batch has ended, as in static batching."""
+        return self.policy == "static"
+
+    def manager(self, capacity: Capacity) -> Manager:
+        """The cache's bookkeeping."""
+        if self.kv == "contiguous":
+            return ContiguousManager(capacity.layout, capacity.num_pages, reserve_tokens=self.reserve_tokens)
+        return KVManager(capacity.layout, capacity.num_pages, prefix_caching=self.prefix_caching)
 
 
 @runtime_checkable
@@ -69,7 +86,7 @@ class Node:
         self.clock = VirtualClock()
         capacity = machine.capacity
         self._executor = executor = LedgerExecutor(capacity, machine.seconds, machine.max_in_flight)
-        manager = KVManager(capacity.layout, capacity.num_pages, prefix_caching=serving.prefix_caching)
+        manager = serving.manager(capacity)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
         scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
                               max_num_seqs=capacity.num_rows)

@@ -55,8 +55,8 @@ class Meter:
     def __init__(self, num_pages: int, *, batch_holds: bool = False) -> None:
         self.ended: list[Ended] = []
         self.num_steps = self.num_preemptions = 0
-        self.busy_s = self.prefill_s = self.page_s = 0.0
-        self.most_pages = 0
+        self.busy_s = self.prefill_s = self.page_s = self.resident_s = 0.0
+        self.most_pages = self.most_residents = 0
         self.num_rows = self.num_held = 0  # slot-steps: those that took part, and those that were taken
         self._num_pages = num_pages - 1
         self._batch_holds = batch_holds
@@ -67,6 +67,11 @@ class Meter:
         """Share of the cache's pages that requests hold: its mean while the engine works, and its most."""
         mean = self.page_s / self.busy_s if self.busy_s else 0.0
         return {"mean": mean / self._num_pages, "max": self.most_pages / self._num_pages}
+
+    @property
+    def residents(self) -> dict[str, float]:
+        """Requests that hold memory and a row: their mean number while the engine works, and the most."""
+        return {"mean": self.resident_s / self.busy_s if self.busy_s else 0.0, "max": self.most_residents}
 
     def add(self, record: Record) -> None:
         if isinstance(record, StepRecord):
@@ -82,6 +87,8 @@ class Meter:
         self.prefill_s += record.prefill_share * record.measured_s
         self.page_s += record.used_pages * record.measured_s
         self.most_pages = max(self.most_pages, record.used_pages)
+        self.resident_s += record.running * record.measured_s
+        self.most_residents = max(self.most_residents, record.running)
         self.num_rows += record.num_decodes + record.num_chunks
         self.num_held += self._hold(record.running)
 
@@ -93,6 +100,8 @@ class Meter:
         self.prefill_s += float(took_s @ leap.prefill_share)
         self.page_s += float(took_s @ leap.used_pages)
         self.most_pages = max(self.most_pages, int(leap.used_pages.max()))
+        self.resident_s += float(took_s @ leap.running)
+        self.most_residents = max(self.most_residents, int(leap.running.max()))
         self.num_rows += int(leap.num_rows.sum())
         self.num_held += sum(map(self._hold, leap.running.tolist()))
 
@@ -135,6 +144,7 @@ class Outcome:
     wasted_tokens: int
     unwanted_tokens: int
     kv_occupancy: Mapping[str, float]
+    residents: Mapping[str, float]
     num_devices: int
     cost: Mapping[str, float | None]
 
@@ -158,6 +168,7 @@ class Outcome:
         return {**fields, **{name: dict(spread) for name, spread in self.latencies.items()},
                 "goodput_per_device": self.goodput_per_device, "good_per_usd": self.good_per_usd,
                 "attainment": self.attainment, "kv_occupancy": dict(self.kv_occupancy),
+                "residents": dict(self.residents),
                 "cost": dict(self.cost)}
 
 
@@ -182,6 +193,7 @@ def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_re
         preemptions=sum(one.record.num_preemptions for one in ended),
         wasted_tokens=sum(one.record.wasted_tokens for one in ended),
         unwanted_tokens=0 if targets is NO_TARGETS else sum(one.unwanted_tokens(targets) for one in ended),
+        residents={name: sum(meter.residents[name] for meter in meters) for name in ("mean", "max")},
         kv_occupancy={name: sum(meter.occupancy[name] for meter in meters) / len(meters)
                       for name in ("mean", "max")},
         num_devices=num_devices, cost=_cost(usd_per_hour, duration_s, tokens, good))
@@ -207,11 +219,12 @@ def latencies_of(ended: Iterable[Ended]) -> dict[str, dict[str, float]]:
 
 
 def spread(values: Sequence[float] | Seconds, points: Sequence[float] = POINTS) -> dict[str, float]:
-    """`base.stats.percentiles` of very many values."""
+    """`base.stats.percentiles` of very many values, and the largest."""
     if not len(values):
         return {}
-    return {f"p{point:g}": float(value) for point, value in zip(points, np.percentile(values, points),
-                                                               strict=True)}
+    found = np.percentile(values, points)
+    return {f"p{point:g}": float(value) for point, value in zip(points, found, strict=True)} | {
+        "max": float(np.max(values))}
 
 
 def _ratio(part: float, whole: float) -> float:

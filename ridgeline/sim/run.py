@@ -130,7 +130,7 @@ def check_targets(machine: Machine, targets: Targets, workload: Workload) -> Non
 def simulate(machine: Machine, serving: Serving, workload: Workload,
              progress: Progress = lambda begun, now: None) -> Outcome:
     """One engine under a workload."""
-    meter = Meter(machine.capacity.num_pages, batch_holds=serving.policy == "static")
+    meter = Meter(machine.capacity.num_pages, batch_holds=serving.batch_holds)
     node = Node(machine, serving, meter)
     clients = Clients(node, workload, machine.capacity.vocab_size, progress)
     if workload.num_at_a_time is None:

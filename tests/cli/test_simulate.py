@@ -22,7 +22,7 @@ def test_one_policy_is_at_the_top_and_several_under_their_names(capsys: pytest.C
 
 
 def test_the_table_names_machine_load_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BASE, "--arrival", "closed:2", "--num-requests", "6", "--floor"]) == 0
+    assert main([*BASE, "--arrival", "closed:2", "--num-requests", "6", "--reading", "floor"]) == 0
     text = capsys.readouterr().out
     assert "llama-3-8b on H100" in text and "2 at a time" in text and "no targets" in text and "fcfs" in text
 
