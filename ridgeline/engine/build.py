@@ -211,9 +211,11 @@ def _overload(
         if config.overload != "queue":
             raise ConfigError(f"--overload {config.overload} needs a deadline: set --ttft")
         return None
+    layout = capacity.layout
+    cut = any(group.state_pages for group in layout.groups)  # chunks end at marks, and leave room to others
     return Overload(
-        mode=Mode(config.overload), ttft_s=config.ttft_s, price=price, passes=policy.passes,
-        block_tokens=capacity.layout.block_tokens,
+        mode=Mode(config.overload), ttft_s=config.ttft_s, price=price, block_tokens=layout.block_tokens,
+        passes=None if cut else policy.passes,
     )  # fmt: skip
 
 

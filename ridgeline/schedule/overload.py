@@ -4,12 +4,12 @@ behind all others from then on.
 Certainly: the floor of the work that must be done before a request's first token ends after its deadline. A
 floor is what no machine undercuts, in one step for all of it; and of the work counts only what nobody can be
 spared: prompt tokens that no cache holds and no living prompt brings along, of the request itself and, under
-a policy that keeps its order, of those before it. (That a prompt repeats what another request is generating
+a policy that keeps to arrival, of those before it. (That a prompt repeats what another request is generating
 at this moment is not foreseen, nor that somebody leaves.)
 """
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -18,8 +18,6 @@ from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.speculate import Shape
-
-LOOK = 8  # of the queue's first, whose deadlines are looked at in each plan
 
 
 class Mode(enum.StrEnum):
@@ -31,8 +29,8 @@ class Mode(enum.StrEnum):
 
 
 class Overload:
-    """ttft_s: from a request's arrival to its deadline. price: the floor of a step. passes: how many of those
-    before it a request may pass, by the policy; None under one that keeps no order."""
+    """ttft_s: from a request's arrival to its deadline. price: the floor of a step. passes: how many that
+    came before it and wait a request may pass, by the policy; None where that is not known."""
 
     def __init__(self, *, mode: Mode, ttft_s: float, price: Callable[[Shape], float], block_tokens: int,
                  passes: int | None) -> None:
@@ -44,6 +42,7 @@ class Overload:
         self._keys: dict[int, list[int]] = {}
         self._living: Counter[int] = Counter()  # blocks by the digest of all up to their end
         self._fresh: list[Request] = []
+        self._by_age: deque[Request] = deque()
         self._num_late = 0
 
     def stats(self) -> dict[str, dict[str, float]]:
@@ -64,6 +63,7 @@ class Overload:
         self._keys[request.number] = keys
         self._living.update(keys)
         self._fresh.append(request)
+        self._by_age.append(request)
 
     def leave(self, request: Request) -> None:
         """It has ended."""
@@ -75,39 +75,26 @@ class Overload:
     # ---- who is late
 
     def judge(self, book: Book, now: float) -> list[Output]:
-        """Look at those who came since the last call, by the work before them, and at the first of the queue,
-        by their own; the news of those who are sent away."""
+        """Look at those who came since the last call, by all that is certain to be before them, and at the
+        eldest that wait, by their own; the news of those who are sent away."""
         news: list[Output] = []
-        looked = [request for request in self._fresh if request.row < 0 and request.finish is None]
+        for request in self._fresh:
+            if _waits(request):
+                news += self._judge(book, request, self._before(book, request), now)
         self._fresh.clear()
-        behind = {request.number for request in looked}
-        for request in [*looked, *book.queue.head(LOOK)]:
-            if request.late or request.finish is not None or request.first_scheduled_s is not None:
-                continue
-            before = self._before(book, request) if request.number in behind else 0
-            least_s = self._least_s(before + request.must_tokens)
-            if now + least_s > request.arrived_s + self._ttft_s:
-                news += self._act(book, request, least_s, now)
+        while self._by_age:
+            eldest = self._by_age[0]
+            if _waits(eldest):
+                news += self._judge(book, eldest, 0, now)
+                if _waits(eldest):
+                    break
+            self._by_age.popleft()
         return news
 
-    def _before(self, book: Book, request: Request) -> int:
-        """Tokens that are computed before the request's last one, whatever happens."""
-        if self._passes is None:
-            return 0
-        waiting = sorted(other.must_tokens for other in book.queue if other.order < request.order)
-        rows = book.rows
-        rest = np.maximum(rows.num_prompt - rows.scheduled, 0)
-        running = sum(int(rest[other.row]) for other in book.running if other.order < request.order)
-        return running + sum(waiting[:len(waiting) - self._passes] if self._passes else waiting)
-
-    def _least_s(self, num_tokens: int) -> float:
-        """The floor of so many prompt tokens: read together, each with as little before it as can be."""
-        blocks = -(-num_tokens // self._block_tokens)
-        count = np.full(blocks, self._block_tokens, np.int64)
-        count[-1] -= blocks * self._block_tokens - num_tokens
-        return self._price(Shape(start=np.zeros(blocks, np.int64), count=count, num_sampled=1))
-
-    def _act(self, book: Book, request: Request, least_s: float, now: float) -> list[Output]:
+    def _judge(self, book: Book, request: Request, before: int, now: float) -> list[Output]:
+        least_s = self._least_s(before + request.must_tokens)
+        if now + least_s <= request.arrived_s + self._ttft_s:
+            return []
         family: Sequence[Request] = book.family(request.id)
         for choice in family:
             choice.late = True
@@ -115,6 +102,25 @@ class Overload:
         if self._mode is Mode.DEGRADE:
             book.degrade(request)
         return self._shed(book, family, least_s, now) if self._mode is Mode.SHED else []
+
+    def _before(self, book: Book, request: Request) -> int:
+        """Tokens that are computed before the request's last one, whatever happens; one less of each prompt,
+        whose last token may be left over (`budget`)."""
+        if self._passes is None:
+            return 0
+        rows, order = book.rows, request.order
+        rest = np.maximum(rows.num_prompt - rows.scheduled - 1, 0)
+        running = sum(int(rest[other.row]) for other in book.running if other.order < order)
+        waiting = sorted(other.must_tokens - 1 for other in book.queue
+                         if other.order < order and other.first_scheduled_s is None)
+        return running + sum(waiting[:max(0, len(waiting) - self._passes)])
+
+    def _least_s(self, num_tokens: int) -> float:
+        """The floor of so many prompt tokens: read together, each with as little before it as can be."""
+        blocks = -(-num_tokens // self._block_tokens)
+        count = np.full(blocks, self._block_tokens, np.int64)
+        count[-1] -= blocks * self._block_tokens - num_tokens
+        return self._price(Shape(start=np.zeros(blocks, np.int64), count=count, num_sampled=1))
 
     def _shed(self, book: Book, family: Iterable[Request], least_s: float, now: float) -> list[Output]:
         """retry_after_s: until the work that stands now, at its floor, leaves time for a deadline again."""
@@ -129,6 +135,11 @@ class Overload:
                 f"the first token is due {self._ttft_s:g} s after arrival, {waited_s:.3g} s have passed, and "
                 f"what must be computed first takes at least {least_s:.3g} s")))
         return news
+
+
+def _waits(request: Request) -> bool:
+    """For its first step, and nothing is decided of it yet."""
+    return not request.late and request.finish is None and request.first_scheduled_s is None
 
 
 def _chain(request: Request, size: int) -> list[int]:

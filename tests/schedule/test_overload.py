@@ -41,8 +41,8 @@ def test_whoever_is_called_late_is_late(seed: int) -> None:
     """Also when prompts share what another one computes meanwhile; and some are found long before."""
     dice = random.Random(seed)
     aim = dice.choice((3.0, 5.0))
-    harness = Harness(num_rows=4, num_pages=80, max_step_tokens=STEP_TOKENS, max_model_len=64, depth=1,
-                      overload=overload("queue", aim), check=False)
+    harness = Harness(num_rows=4, num_pages=80, max_step_tokens=STEP_TOKENS, max_model_len=64,
+                      depth=1 + seed % 2, overload=overload("queue", aim), check=False)
     stems = [prompt(number, 24) for number in range(3)]
     for number in range(40):
         own = prompt(100 + number, dice.randint(1, 30))
