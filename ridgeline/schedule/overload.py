@@ -11,6 +11,7 @@ at this moment is not foreseen, nor that somebody leaves.)
 import enum
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class Overload:
         self._living: Counter[int] = Counter()  # blocks by the digest of all up to their end
         self._fresh: list[Request] = []
         self._by_age: deque[Request] = deque()
+        self._priced: dict[int, float] = {}
         self._num_late = 0
 
     def stats(self) -> dict[str, dict[str, float]]:
@@ -78,9 +80,12 @@ class Overload:
         """Look at those who came since the last call, by all that is certain to be before them, and at the
         eldest that wait, by their own; the news of those who are sent away."""
         news: list[Output] = []
+        before, gone = self._before(book) if self._fresh else {}, 0
         for request in self._fresh:
             if _waits(request):
-                news += self._judge(book, request, self._before(book, request), now)
+                news += self._judge(book, request, max(0, before.get(request.number, 0) - gone), now)
+                if request.late and self._mode is not Mode.QUEUE:
+                    gone += request.must_tokens - 1
         self._fresh.clear()
         while self._by_age:
             eldest = self._by_age[0]
@@ -103,24 +108,36 @@ class Overload:
             book.degrade(request)
         return self._shed(book, family, least_s, now) if self._mode is Mode.SHED else []
 
-    def _before(self, book: Book, request: Request) -> int:
-        """Tokens that are computed before the request's last one, whatever happens; one less of each prompt,
-        whose last token may be left over (`budget`)."""
+    def _before(self, book: Book) -> dict[int, int]:
+        """Of each that came since the last call: tokens that are computed before its last one, whatever
+        happens; one less of each prompt, whose last token may be left over (`budget`)."""
         if self._passes is None:
-            return 0
-        rows, order = book.rows, request.order
-        rest = np.maximum(rows.num_prompt - rows.scheduled - 1, 0)
-        running = sum(int(rest[other.row]) for other in book.running if other.order < order)
-        waiting = sorted(other.must_tokens - 1 for other in book.queue
-                         if other.order < order and other.first_scheduled_s is None)
-        return running + sum(waiting[:max(0, len(waiting) - self._passes)])
+            return {}
+        came = {request.number for request in self._fresh}
+        tokens = int(np.maximum(book.rows.num_prompt - book.rows.scheduled - 1, 0).sum())
+        largest: list[int] = []  # of those that wait, which may be passed
+        found = {}
+        for request in book.queue:
+            if request.first_scheduled_s is None:
+                if request.number in came:
+                    found[request.number] = tokens
+                heappush(largest, request.must_tokens - 1)
+                if len(largest) > self._passes:
+                    tokens += heappop(largest)
+        return found
 
     def _least_s(self, num_tokens: int) -> float:
-        """The floor of so many prompt tokens: read together, each with as little before it as can be."""
-        blocks = -(-num_tokens // self._block_tokens)
-        count = np.full(blocks, self._block_tokens, np.int64)
-        count[-1] -= blocks * self._block_tokens - num_tokens
-        return self._price(Shape(start=np.zeros(blocks, np.int64), count=count, num_sampled=1))
+        """The floor of so many prompt tokens, rounded down to six bits so that few are ever asked for: read
+        together, each with as little before it as can be."""
+        drop = max(0, num_tokens.bit_length() - 6)
+        num_tokens = num_tokens >> drop << drop
+        if num_tokens not in self._priced:
+            blocks = -(-num_tokens // self._block_tokens)
+            count = np.full(blocks, self._block_tokens, np.int64)
+            count[-1] -= blocks * self._block_tokens - num_tokens
+            step = Shape(start=np.zeros(blocks, np.int64), count=count, num_sampled=1)
+            self._priced[num_tokens] = self._price(step)
+        return self._priced[num_tokens]
 
     def _shed(self, book: Book, family: Iterable[Request], least_s: float, now: float) -> list[Output]:
         """retry_after_s: until the work that stands now, at its floor, leaves time for a deadline again."""
