@@ -1,11 +1,6 @@
-"""Does it fit: weights, cache by layout with its rounding, workspace, and what is left over. Bytes
-throughout."""
+"""What takes memory: weights, a sequence's cache, snapshots of states, a step's activations. Bytes
+throughout; who divides a budget by them is the caller's."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from ridgeline.base.errors import ConfigError
-from ridgeline.base.units import format_bytes
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.spec.block import BlockSpec, ParamSpec
@@ -76,79 +71,3 @@ def _width(block: BlockSpec) -> int:
     if isinstance(block, MoeSpec):
         width += block.router.top_k * 2 * (block.hidden_size + block.intermediate_size)
     return width
-
-
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest n in 0..limit that fits; fits must be monotone."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """A memory budget divided up. num_pages: of the arena, page 0 (never given out) included; 0 when nothing
-    is left."""
-
-    budget_bytes: int
-    weights_bytes: int
-    workspace_bytes: int
-    layout: CacheLayout
-    num_pages: int
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.num_pages * self.layout.page_bytes
-
-    @property
-    def spare_bytes(self) -> int:
-        """What no term takes; negative when the weights and the workspace alone do not fit."""
-        return self.budget_bytes - self.weights_bytes - self.workspace_bytes - self.cache_bytes
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Of the cache, what snapshots of recurrent states may take."""
-        return snapshot_bytes(self.layout, self.num_pages)
-
-    @property
-    def usable_pages(self) -> int:
-        return max(self.num_pages - 1, 0)
-
-    def fits(self, num_tokens: int, num_sequences: int = 1) -> bool:
-        """True when that many sequences of that length can be resident together."""
-        pages = self.layout.pages_for(num_tokens) * num_sequences
-        return self.spare_bytes >= 0 and pages <= self.usable_pages
-
-    def max_sequences(self, num_tokens: int) -> int:
-        """Sequences of `num_tokens` that are resident together."""
-        return self.usable_pages // self.layout.pages_for(num_tokens)
-
-    def max_tokens(self, limit: int) -> int:
-        """The longest single sequence, at most `limit` tokens."""
-        return _largest(self.fits, limit)
-
-
-def plan_memory(*, budget_bytes: int, weights_bytes: int, workspace_bytes: int,
-                layout: CacheLayout) -> MemoryPlan:
-    """All that the weights and the workspace leave becomes cache pages."""
-    left = budget_bytes - weights_bytes - workspace_bytes
-    return MemoryPlan(budget_bytes=budget_bytes, weights_bytes=weights_bytes, workspace_bytes=workspace_bytes,
-                      layout=layout, num_pages=max(left, 0) // layout.page_bytes)
-
-
-def require_fit(plan: MemoryPlan, num_tokens: int) -> None:
-    """ConfigError, with the numbers and the change that helps, when one sequence of `num_tokens` cannot be
-    resident."""
-    if plan.fits(num_tokens):
-        return
-    short = -plan.spare_bytes
-    if short > 0:
-        raise ConfigError(f"the weights ({format_bytes(plan.weights_bytes)}) and the workspace "
-                          f"({format_bytes(plan.workspace_bytes)}) are {format_bytes(short)} more than the "
-                          f"{format_bytes(plan.budget_bytes)} there are: use a smaller weight format")
-    needed = format_bytes(reserved_cache_bytes(plan.layout, num_tokens))
-    raise ConfigError(f"a sequence of {num_tokens} tokens takes {needed} of cache and "
-                      f"{format_bytes(plan.cache_bytes)} are left: use --max-model-len "
-                      f"{plan.max_tokens(num_tokens)} or less, or a larger --kv-cache-bytes")

@@ -43,6 +43,11 @@ class ConfigReader:
         self._where = where
         self._seen: set[str] = set()
 
+    def renamed(self, names: Mapping[str, str]) -> "ConfigReader":
+        """The same fields, unread, some under the names that another family has for them."""
+        return ConfigReader({names.get(name, name): value for name, value in self._fields.items()},
+                            self._where)
+
     def has(self, name: str) -> bool:
         """True when the field is there, even as None."""
         return name in self._fields

@@ -7,9 +7,6 @@ from types import MappingProxyType
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.model import ModelSpec
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1,
-               "int32": 4, "int64": 8, "float64": 8, "int16": 2, "bool": 1}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:

@@ -3,10 +3,13 @@
 import numpy as np
 
 from ridgeline.ledger.account import Account, account
+from ridgeline.ledger.layout import Layout, stages
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
+from ridgeline.planner.room import Room
+from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.quant import DTYPE_BYTES, WeightPlan
+from ridgeline.spec.quant import FORMATS, WeightPlan
 
 
 def shape(name: str, **changes: object) -> ModelSpec:
@@ -17,7 +20,16 @@ def shape(name: str, **changes: object) -> ModelSpec:
 def uniform(spec: ModelSpec, dtype: str = "bfloat16") -> Account:
     """Weights and cache in one dtype."""
     plan = WeightPlan.uniform(dtype)
-    return account(spec, weight_bytes=plan.num_bytes, cache_element_bytes=DTYPE_BYTES[dtype])
+    return account(spec, weight_bytes=plan.num_bytes, cache_element_bytes=FORMATS[dtype].bits / 8)
+
+
+def room(spec: ModelSpec, layout: CacheLayout, capacity: int, weights: float = 0.0,
+         workspace: float = 0.0) -> Room:
+    """A planned device of so many bytes that takes no step."""
+    (stage,) = stages(spec, Layout(), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
+                      cache_element_bytes=2)
+    return Room(capacity=capacity, weights=weights, step_bytes=0.0, row_bytes=0.0, workspace=workspace,
+                draft=0.0, layout=layout, stage=stage, element_bytes=2, shared=0)
 
 
 class Step:

@@ -8,12 +8,12 @@ import pytest
 from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.kv.manager import KVManager
-from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes
+from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes
 from ridgeline.models.families import FAMILIES, model_spec
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import LayerSpec
 from tests.features import each_running
-from tests.ledger.shapes import shape
+from tests.ledger.shapes import room, shape
 from tests.oracle.cases import CASES
 from tests.oracle.reference import reference_config
 
@@ -78,10 +78,11 @@ def test_layers_that_share_fall_by_the_factor(num_tokens: int, name: str) -> Non
 
 
 def test_as_many_sequences_fit_as_were_planned() -> None:
-    layout = plan_layout(shape("smollm2-135m").cache(2), block_tokens=16)
-    plan = plan_memory(budget_bytes=64 * 10**6, weights_bytes=0, workspace_bytes=0, layout=layout)
-    manager = KVManager(layout, plan.num_pages, prefix_caching=False)
-    for seq in range(plan.max_sequences(500)):
+    spec = shape("smollm2-135m")
+    layout = plan_layout(spec.cache(2), block_tokens=16)
+    planned = room(spec, layout, 64 * 10**6)
+    manager = KVManager(layout, planned.num_pages(0), prefix_caching=False)
+    for seq in range(planned.max_rows(500)):
         manager.open(seq, [seq] * 500)
         assert manager.reserve(seq, 500)
     manager.open(9999, [1] * 500)

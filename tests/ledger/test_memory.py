@@ -2,17 +2,14 @@
 
 import pytest
 
-from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.memory import (
     needed_cache_bytes,
-    plan_memory,
-    require_fit,
     reserved_cache_bytes,
     weights_bytes,
 )
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.quant import FORMATS, WeightPlan
-from tests.ledger.shapes import shape
+from tests.ledger.shapes import room, shape
 
 BF16 = WeightPlan.uniform("bfloat16")
 
@@ -50,25 +47,13 @@ def test_the_reserve_is_the_need_rounded_up_to_pages(num_tokens: int) -> None:
 
 
 def test_a_budget_is_divided_without_a_gap() -> None:
+    """The planner's room of a device: what fits is at most a page short of the budget."""
     spec = shape("smollm2-135m")
     layout = plan_layout(spec.cache(2), block_tokens=16)
-    plan = plan_memory(budget_bytes=10**9, weights_bytes=weights_bytes(spec, BF16), workspace_bytes=10**8,
-                       layout=layout)
-    assert 0 <= plan.spare_bytes < layout.page_bytes
-    most = plan.max_tokens(limit=10**6)
-    assert plan.fits(most) and not plan.fits(most + 1)
-    assert plan.fits(1000, plan.max_sequences(1000)) and not plan.fits(1000, plan.max_sequences(1000) + 1)
+    one = room(spec, layout, 10**9, weights_bytes(spec, BF16), 10**8)
+    assert 0 <= one.capacity - one.fixed - one.num_pages(0) * layout.page_bytes < layout.page_bytes
+    most = one.max_rows(1000)
+    assert one.fits(1000, most) and not one.fits(1000, most + 1)
+    held = one.held(1000, most)
+    assert held.weights + held.kv_needed + held.kv_rounding + held.workspace + held.spare == held.capacity
 
-
-def test_a_refusal_names_the_numbers_and_the_change_that_helps() -> None:
-    spec = shape("llama-3-8b")
-    layout = plan_layout(spec.cache(2), block_tokens=16)
-    weights = weights_bytes(spec, BF16)
-    small = plan_memory(budget_bytes=10 * 10**9, weights_bytes=weights, workspace_bytes=0, layout=layout)
-    with pytest.raises(ConfigError, match=r"16\.1 GB.*6\.06 GB more than the 10 GB.*smaller weight format"):
-        require_fit(small, 16)
-    tight = plan_memory(budget_bytes=weights + 5 * layout.page_bytes, weights_bytes=weights,
-                        workspace_bytes=0, layout=layout)
-    require_fit(tight, 64)
-    with pytest.raises(ConfigError, match="--max-model-len 64 or less"):
-        require_fit(tight, 65)

@@ -4,7 +4,7 @@ read and written once a step and row whatever the context, and snapshots have a 
 import pytest
 
 from ridgeline.kv.manager import KVManager
-from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes
+from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes, snapshot_bytes
 from ridgeline.ledger.sums import Summer
 from ridgeline.models.families import model_spec
 from ridgeline.spec.cache import plan_layout
@@ -65,6 +65,4 @@ def test_a_step_reads_and_writes_each_row_s_states_once(name: str) -> None:
 def test_snapshots_have_a_number_of_bytes() -> None:
     layout = plan_layout(spec_of("bamba").cache(2), block_tokens=16)
     one = sum(group.state_pages for group in layout.groups) * layout.page_bytes
-    plan = plan_memory(budget_bytes=40 * one + layout.page_bytes, weights_bytes=0, workspace_bytes=0,
-                       layout=layout)
-    assert plan.snapshot_bytes == 10 * one
+    assert snapshot_bytes(layout, 40 * one // layout.page_bytes + 1) == 10 * one

@@ -93,6 +93,9 @@ PUBLISHED_FIGURES = {  # parameters; elements a token; bytes of a sequence's sta
     "bamba-9b": (9_780_235_392, 3 * 2 * 8 * 128, 29 * (128 * MAMBA + 4 * 3 * (8192 + 2 * 128))),
     "nemotron-h-8b": (8_100_852_736, 4 * 2 * 8 * 128, 24 * (128 * MAMBA + 4 * 3 * (8192 + 2 * 8 * 128))),
     "nemotron-h-56b": (56_324_350_464, 10 * 2 * 8 * 128, 54 * (512 * MAMBA + 4 * 3 * (16384 + 2 * 8 * 256))),
+    "nemotron-3-nano-30b-a3b": (31_577_937_344 + 23 * 128, 6 * 2 * 2 * 128,
+                                23 * (64 * MAMBA + 4 * 3 * (4096 + 2 * 8 * 128))),
+    "kimi-linear-48b-a3b": (49_122_681_728, 7 * (512 + 64), 20 * (32 * DELTA + 4 * 3 * 3 * 4096)),
     "minimax-m2.5": (228_689_748_992 + 62 * 256, 62 * 2 * 8 * 128, 0),
     "minimax-text-01": (456_089_655_296, 10 * 2 * 8 * 128, 70 * 64 * DELTA),
     "qwen2.5-vl-3b": (3_754_622_976, 36 * 2 * 2 * 128, 0),
@@ -143,6 +146,33 @@ def test_gemma_3_with_its_encoder() -> None:
     assert spec.vision is not None and spec.vision.image(1000, 700) == (4096, 256)
 
 
+def test_mistral_small_3_1_with_pixtral_s_encoder() -> None:
+    """mistralai/Mistral-Small-3.1-24B-Instruct-2503 as published; an image of 1540 x 1024 pixels in patches
+    of 14, 2 x 2 to a token."""
+    encoder = {"model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024,
+               "image_size": 1540, "intermediate_size": 4096, "num_attention_heads": 16, "num_channels": 3,
+               "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10000.0}
+    spec = describe({"model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
+                     "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_config": encoder,
+                     "text_config": SHAPES["mistral-small-24b"]})
+    assert spec.num_params == 24_011_361_280
+    assert spec.vision is not None and spec.vision.image(1540, 1024) == (110 * 74, 55 * 37)
+
+
+def test_internvl_by_its_authors_config_is_the_one_of_transformers() -> None:
+    published = SHAPES["internvl3-8b"]
+    encoder = {**published["vision_config"], "model_type": "intern_vit_6b",  # type: ignore[dict-item]
+               "qkv_bias": True, "qk_normalization": False, "norm_type": "layer_norm", "use_flash_attn": True}
+    encoder.pop("attention_bias")
+    spec = describe({"model_type": "internvl_chat", "downsample_ratio": 0.5, "force_image_size": 448,
+                     "max_dynamic_patch": 6, "min_dynamic_patch": 1, "ps_version": "v2", "select_layer": -1,
+                     "template": "internvl2_5", "use_thumbnail": True, "dynamic_image_size": True,
+                     "llm_config": published["text_config"], "vision_config": encoder})
+    same = describe(published)
+    assert spec.num_params == same.num_params and spec.layers == same.layers
+    assert spec.vision is not None and spec.vision.max_tiles == 6
+
+
 def test_what_is_described_does_not_run() -> None:
     """Protects: loading refuses by name what planning knows; an unknown family or attention is never
     guessed."""
@@ -160,8 +190,10 @@ def test_what_is_described_does_not_run() -> None:
     ("minimax-text-01", {"attn_type_list": [0, 2] * 40},
      "attn_type_list.*full or linear attention for each of 80"),
     ("minimax-m2.5", {"attn_type_list": [0] * 62}, "attn_type_list.*not known: 1 in every layer is"),
-    ("nemotron-h-8b", {"hybrid_override_pattern": "M" * 51 + "E"},
+    ("nemotron-h-8b", {"hybrid_override_pattern": "M" * 51 + "X"},
      "hybrid_override_pattern.*others are not known"),
+    ("nemotron-3-nano-30b-a3b", {"moe_latent_size": 1024}, "moe_latent_size = 1024: not supported"),
+    ("kimi-linear-48b-a3b", {"num_hidden_layers": 28}, "linear_attn_config.*each of 28 layers in one list"),
     ("glm-5", {"indexer_types": ["shared"] * 78}, "indexer_types.*not known"),
     ("falcon-7b", {"alibi": True}, "alibi = True: not supported"),
     ("qwen3-next-80b-a3b", {"layer_types": ["sparse_attention"] * 48}, "layer_types"),

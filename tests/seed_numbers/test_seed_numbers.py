@@ -15,7 +15,7 @@ from ridgeline.blocks.mlp.spec import MlpSpec
 from ridgeline.ledger import closed, training
 from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.memory import needed_cache_bytes, plan_memory, reserved_cache_bytes, weights_bytes
+from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes, weights_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.sums import Summer
 from ridgeline.spec.cache import plan_layout
@@ -23,7 +23,7 @@ from ridgeline.spec.cost import expected_distinct
 from ridgeline.spec.hardware import hardware
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import WeightPlan
-from tests.ledger.shapes import Step, decodes, shape, uniform
+from tests.ledger.shapes import Step, decodes, room, shape, uniform
 
 Check = Callable[[], list[float]]
 CHECKS: dict[str, Check] = {}
@@ -49,9 +49,7 @@ def resident(spec: ModelSpec, context: int, *, workspace_bytes: int, element_byt
     """Sequences beside the weights of an 80e9-byte card; pages of one sequence's length, so no rounding."""
     layout = plan_layout(spec.cache(element_bytes), block_tokens=context)
     budget = 80 * 10**9 + layout.page_bytes  # page 0 is never given out
-    plan = plan_memory(budget_bytes=budget, weights_bytes=nominal_weights(spec),
-                       workspace_bytes=workspace_bytes, layout=layout)
-    return plan.max_sequences(context)
+    return room(spec, layout, budget, nominal_weights(spec), workspace_bytes).max_rows(context)
 
 
 def nominal_weights(spec: ModelSpec) -> int:
@@ -205,11 +203,11 @@ def attention_intensity() -> list[float]:
 
 @seed("S91")
 def without_changing_the_weights() -> list[float]:
+    spec = shape("llama-2-13b")
     layouts = [plan_layout(shape("llama-2-13b", num_key_value_heads=heads).cache(2), block_tokens=1024)
                for heads in (40, 8)]
-    weights = nominal_weights(shape("llama-2-13b"))
-    return [plan_memory(budget_bytes=80 * 10**9 + layout.page_bytes, weights_bytes=weights, workspace_bytes=0,
-                        layout=layout).max_sequences(1024) for layout in layouts]
+    return [room(spec, layout, 80 * 10**9 + layout.page_bytes, nominal_weights(spec)).max_rows(1024)
+            for layout in layouts]
 
 
 @seed("S92")

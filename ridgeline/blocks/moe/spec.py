@@ -43,8 +43,9 @@ class MoeSpec:
     An expert is down(act(gate, up)), as in the mlp room; the weights of all experts stand in one tensor
     [experts, out, in] whose gate_up matrices hold gate's rows first. intermediate_size: of one expert. bias:
     of the experts' products. shared_size: width of the expert that every token takes, 0 without one;
-    shared_gate: its result is multiplied by sigmoid(w . norm(x)). beside: further small tensors of a family
-    that is described and not run (Gemma 4).
+    shared_gate: its result is multiplied by sigmoid(w . norm(x)). gated: False where every expert is
+    down(act(up)) alone, which is described and not run (Nemotron 3). beside: further small tensors of a
+    family that is described and not run (Gemma 4).
     """
 
     hidden_size: int
@@ -55,12 +56,13 @@ class MoeSpec:
     bias: bool = False
     shared_size: int = 0
     shared_gate: bool = False
+    gated: bool = True
     beside: tuple[ParamSpec, ...] = ()
 
     @property
     def described(self) -> bool:
         """True when no module runs it."""
-        return bool(self.beside)
+        return bool(self.beside) or not self.gated
 
     @property
     def kind(self) -> str:
@@ -68,21 +70,22 @@ class MoeSpec:
 
     def params(self) -> tuple[ParamSpec, ...]:
         h, f, e = self.hidden_size, self.intermediate_size, self.router.num_experts
+        first, ups = ("gate_up", 2) if self.gated else ("up", 1)
         found = [ParamSpec(name="norm.weight", shape=(h,), role="norm"),
                  ParamSpec(name="router.weight", shape=(e, h), role="scalar"), *self.beside]
         if self.router.bias:
             found.append(ParamSpec(name="router.bias", shape=(e,), role="scalar"))
         if self.router.choice_bias:
             found.append(ParamSpec(name="router.choice_bias", shape=(e,), role="scalar"))
-        found.append(ParamSpec(name="gate_up.weight", shape=(e, 2 * f, h), role="linear", shard=1))
+        found.append(ParamSpec(name=f"{first}.weight", shape=(e, ups * f, h), role="linear", shard=1))
         if self.bias:
-            found.append(ParamSpec(name="gate_up.bias", shape=(e, 2 * f), role="bias", shard=1))
+            found.append(ParamSpec(name=f"{first}.bias", shape=(e, ups * f), role="bias", shard=1))
         found.append(ParamSpec(name="down.weight", shape=(e, h, f), role="linear", shard=2))
         if self.bias:
             found.append(ParamSpec(name="down.bias", shape=(e, h), role="bias"))
         if self.shared_size:
-            found += [ParamSpec(name="shared_gate_up.weight", shape=(2 * self.shared_size, h), role="linear",
-                                shard=0),
+            found += [ParamSpec(name=f"shared_{first}.weight", shape=(ups * self.shared_size, h),
+                                role="linear", shard=0),
                       ParamSpec(name="shared_down.weight", shape=(h, self.shared_size), role="linear",
                                 shard=1)]
         if self.shared_gate:
@@ -95,14 +98,15 @@ class MoeSpec:
         names = [param.name for param in self.params()]
         small = ("norm.", "router.", *(param.name for param in self.beside))
         router = tuple(name for name in names if name.startswith(small))
-        experts = tuple(name for name in names if name.startswith(("gate_up.", "down.")))
+        experts = tuple(name for name in names if name.startswith(("gate_up.", "up.", "down.")))
+        each = 6.0 if self.gated else 4.0
         lines = [
             CostLine(op="router", flops=form(tokens=2.0 * h * e), weights=router),
-            CostLine(op="experts", flops=form(tokens=6.0 * h * f * k), share=distinct(e, k, 1.0 / e),
+            CostLine(op="experts", flops=form(tokens=each * h * f * k), share=distinct(e, k, 1.0 / e),
                      share_of=experts)]
         if self.shared_size:
             gate = 2.0 * h if self.shared_gate else 0.0
-            lines.append(CostLine(op="shared", flops=form(tokens=6.0 * h * self.shared_size + gate),
+            lines.append(CostLine(op="shared", flops=form(tokens=each * h * self.shared_size + gate),
                                   weights=tuple(name for name in names if name.startswith("shared_"))))
         return tuple(lines)
 

@@ -1,10 +1,11 @@
 """Models that see images: a wrapper's config -> the language model's config and a VisionSpec.
 
-The encoders are those of CLIP (LLaVA-NeXT, Molmo), SigLIP (SmolVLM, Idefics3, Gemma 3), InternViT and
-Qwen2.5-VL; every tensor counts, stacked where layers are equal.
+The encoders are those of CLIP (LLaVA-NeXT, Molmo), SigLIP (SmolVLM, Idefics3, Gemma 3), InternViT, Pixtral
+and Qwen2.5-VL; every tensor counts, stacked where layers are equal.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.blocks.vision.spec import VisionSpec
@@ -37,17 +38,19 @@ def _tensor(name: str, *shape: int, role: str = "plain") -> ParamSpec:
 
 def _encoder(hidden: int, inner: int, layers: int, patch: int, *, positions: int = 0,
              class_token: bool = False, patch_bias: bool = True, frames: int = 1, gated: bool = False,
-             norm_bias: bool = True, scales: bool = False, ends: int = 1) -> tuple[ParamSpec, ...]:
-    """Every tensor of a vision transformer whose projections have biases. frames: of a patch; scales: learnt
-    of both residuals; ends: norms outside the layers."""
+             norm_bias: bool = True, scales: bool = False, ends: int = 1,
+             bias: bool = True) -> tuple[ParamSpec, ...]:
+    """Every tensor of a vision transformer. bias: its projections have biases; frames: of a patch; scales:
+    learnt of both residuals; ends: norms outside the layers."""
     ups, norms = (2 if gated else 1) * inner, 2 if norm_bias else 1
     found = [_tensor("patch.weight", hidden, 3 * frames * patch * patch),
              _tensor("layers.attn.weight", layers, 4 * hidden, hidden),
-             _tensor("layers.attn.bias", layers, 4 * hidden, role="bias"),
              _tensor("layers.mlp.weight", layers, ups + inner, hidden),
-             _tensor("layers.mlp.bias", layers, ups + hidden, role="bias"),
              _tensor("layers.norms", layers, 2 * norms, hidden, role="norm"),
              _tensor("norms", ends, norms, hidden, role="norm")]
+    if bias:
+        found += [_tensor("layers.attn.bias", layers, 4 * hidden, role="bias"),
+                  _tensor("layers.mlp.bias", layers, ups + hidden, role="bias")]
     found += [_tensor("patch.bias", hidden, role="bias")] * patch_bias
     found += [_tensor("class", hidden, role="embed")] * class_token
     found += [_tensor("positions", positions, hidden, role="embed")] * bool(positions)
@@ -145,6 +148,48 @@ def internvl(config: Fields, where: str) -> Split:
                          max_tiles=12, overview=True)
 
 
+# of an InternVL checkpoint's own config class: training, and of its encoder what is a choice of code
+_CHAT_INERT = ("use_backbone_lora", "use_llm_lora", "select_layer", "template", "dynamic_image_size",
+               "use_thumbnail", "ps_version", "min_dynamic_patch", "pad2square", "image_fold",
+               "system_message")
+_VIT_INERT = ("attention_dropout", "drop_path_rate", "dropout", "use_flash_attn", "use_bfloat16",
+              "output_attentions", "output_hidden_states", "initializer_range", "layer_norm_eps",
+              "num_images")
+
+
+def internvl_chat(config: Fields, where: str) -> Split:
+    """InternVL as its authors publish it: the same with other names."""
+    vision = {name: value for name, value in config["vision_config"].items() if name not in _VIT_INERT}
+    vision["attention_bias"] = vision.pop("qkv_bias", True)
+    vision["use_qk_norm"] = vision.pop("qk_normalization", False)
+    vision["image_size"] = config.get("force_image_size") or vision.get("image_size", 448)
+    apart = {*_CHAT_INERT, "llm_config", "vision_config", "force_image_size", "max_dynamic_patch"}
+    top = {name: value for name, value in config.items() if name not in apart}
+    text, seen = internvl(top | {"text_config": config["llm_config"], "vision_config": vision}, where)
+    return text, seen and replace(seen, max_tiles=int(config.get("max_dynamic_patch", 12)))
+
+
+def mistral3(config: Fields, where: str) -> Split:
+    """Mistral Small 3.1 and 3.2: Pixtral's encoder at an image's own size, 2 x 2 patches merged to a token by
+    one matrix, two more behind it."""
+    text, vision = _open(config, where, "spatial_merge_size")
+    vision.inert(("rope_theta", "rope_parameters", "attention_dropout"))
+    sizes, side = _sizes(vision, 1540)
+    vision.fixed("head_dim", sizes[0] // vision.size("num_attention_heads", 16))
+    vision.finish()
+    merge, hidden = int(config.get("spatial_merge_size", 2)), text["hidden_size"]
+    biases = 2 * bool(config.get("multimodal_projector_bias"))
+    encoder = _encoder(*sizes, patch_bias=False, gated=True, norm_bias=False, bias=False)
+    connector = (_tensor("connector.norm", sizes[0], role="norm"),
+                 _tensor("connector.merge.weight", sizes[0], sizes[0] * merge**2),
+                 _tensor("connector.in.weight", hidden, sizes[0]),
+                 _tensor("connector.out.weight", hidden, hidden),
+                 *[_tensor("connector.bias", biases, hidden, role="bias")] * bool(biases))
+    step = merge * sizes[3]
+    return text, _vision(sizes, tile_size=step, encoder=encoder, merge=merge, connector=connector,
+                         rule="whole_steps", pixels=(step**2, side**2))
+
+
 def qwen25_vl(config: Fields, where: str) -> Split:
     """Qwen2.5-VL: images at their own size in steps of 28 pixels, windows of 112 in most layers, 2 x 2
     patches a token. Published configs hold the language model's fields beside vision_config."""
@@ -219,6 +264,6 @@ def text_alone(config: Fields, where: str) -> Split:
 
 WRAPPERS: Mapping[str, Wrapper] = {
     "llava_next": llava_next, "smolvlm": smolvlm, "idefics3": smolvlm, "internvl": internvl,
-    "qwen2_5_vl": qwen25_vl,
+    "internvl_chat": internvl_chat, "mistral3": mistral3, "qwen2_5_vl": qwen25_vl,
     "gemma3": gemma3, "molmo": molmo, "gemma4": text_alone, "qwen3_5": text_alone, "qwen3_5_moe": text_alone,
     "kimi_k25": text_alone}
