@@ -40,9 +40,9 @@ def tiny_spec(*, num_layers: int = 2, hidden_size: int = 32, num_heads: int = 4,
                      dtype="float32", eos_token_ids=(2,))
 
 
-def tiny_mixture() -> ModelSpec:
+def tiny_mixture(head_dim: int = 8) -> ModelSpec:
     """The tiny decoder with windows between full layers, sinks, and experts in groups beside a shared one."""
-    spec, router = tiny_spec(windows=(9, None)), RouterSpec(
+    spec, router = tiny_spec(windows=(9, None), head_dim=head_dim), RouterSpec(
         num_experts=8, top_k=3, num_groups=4, top_groups=2, score="sigmoid", choice_bias=True, group_best=2)
     moe = MoeSpec(hidden_size=32, intermediate_size=24, norm_eps=1e-5, router=router, shared_size=16,
                   shared_gate=True)

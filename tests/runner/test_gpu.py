@@ -12,7 +12,7 @@ from ridgeline.kernels.gpu import open_gpu, why_none
 from ridgeline.runner.graphs import graph_sizes
 from ridgeline.schedule.plan import PLACEHOLDER
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers import tiny_spec, tiny_weights, tokens_of
+from tests.helpers import tiny_mixture, tiny_spec, tiny_weights, tokens_of
 from tests.runner.hand import GREEDY, Feed, Hand
 
 CUDA = torch.device("cuda")
@@ -23,6 +23,7 @@ SPECS = {
     "qk-norm, biases, untied": tiny_spec(
         head_dim=16, hidden_size=64, qk_norm=True, qkv_bias=True, tied=False
     ),
+    "experts": tiny_mixture(head_dim=16),
 }
 PROMPT = tokens_of(37, seed=3).tolist()
 NEAR = 0.1  # nat between the two best of a bfloat16 model that may change places

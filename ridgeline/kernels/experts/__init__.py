@@ -1,0 +1,61 @@
+"""Products of tokens with the experts that they chose: each expert that is used is read once for a block of
+its tokens, in one launch for all experts.
+
+The door. Knows no router. Nothing is read back, so that a graph can hold it.
+
+Legend: T tokens, K chosen experts, P = T K pairs, token by token, E experts, N outputs and I inputs of each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.gpu import Gpu
+
+_MOST_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """Which pairs each expert has. order_P int64: the pairs, those of an expert beside one another in order.
+    edges [E + 1] int64: where an expert's begin. ends_E int64: blocks of `rows` pairs up to each expert's
+    last. blocks: the most there may be of them. top: experts of a token."""
+
+    order_P: Tensor
+    edges: Tensor
+    ends_E: Tensor
+    rows: int
+    blocks: int
+    top: int
+
+
+def deal(experts_TK: Tensor, num_experts: int) -> Dealt:
+    """experts_TK: int64, of each token."""
+    num, chosen_P = experts_TK.numel(), experts_TK.flatten()
+    rows = min(_MOST_ROWS, max(16, 1 << (num // num_experts).bit_length()))
+    sorted_P, order_P = chosen_P.sort(stable=True)
+    edges = torch.searchsorted(sorted_P, torch.arange(num_experts + 1, device=chosen_P.device))
+    ends_E = edges.diff().add_(rows - 1).div_(rows, rounding_mode="floor").cumsum(0)
+    return Dealt(order_P=order_P, edges=edges, ends_E=ends_E, rows=rows, top=experts_TK.shape[1],
+                 blocks=min(num, num // rows + num_experts))
+
+
+def multiply(gpu: Gpu, x: Tensor, weight_ENI: Tensor, dealt: Dealt, *, by_token: bool,
+             bias_EN: Tensor | None = None, factor_P: Tensor | None = None) -> Tensor:
+    """[P, N] in x's dtype: each pair's row of x by its expert's weight. x: [T, I] when by_token, else [P, I],
+    rows of stride 1. factor_P: float32, multiplies the pairs' results."""
+    from ridgeline.kernels.experts.triton import experts_kernel
+
+    num_experts, n, inner = weight_ENI.shape
+    assert x.stride(1) == 1 and weight_ENI.is_contiguous() and x.shape[1] == inner
+    num = len(dealt.order_P)
+    out_PN = torch.empty(num, n, dtype=x.dtype, device=x.device)
+    block_n, block_k = (64, 128) if dealt.rows <= 32 else (128, 64)
+    experts_kernel[(-(-n // block_n), dealt.blocks)](
+        x, weight_ENI, weight_ENI if bias_EN is None else bias_EN, x if factor_P is None else factor_P,
+        out_PN, dealt.order_P, dealt.edges, dealt.ends_E, n, x.stride(0), inner, num_experts,
+        1 << (num_experts - 1).bit_length(), dealt.top if by_token else 1, dealt.rows, block_n, block_k,
+        bias_EN is not None, factor_P is not None, gpu.interpret, num_warps=8 if dealt.rows > 64 else 4,
+        num_stages=4 if dealt.rows <= 32 else 3)
+    return out_PN

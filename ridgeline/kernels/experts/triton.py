@@ -1,0 +1,44 @@
+"""The Triton kernel of experts' products. Legend: as of the door; BM pairs, BN outputs, BK inputs a tile."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(a, b, acc, INTERPRET: tl.constexpr):
+    if INTERPRET:
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def experts_kernel(x_ptr, w_ptr, bias_ptr, factor_ptr, out_ptr, order_ptr, edges_ptr, ends_ptr, N, stride_x,
+                   K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, TOP: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr,
+                   INTERPRET: tl.constexpr):
+    """Programs (tile of outputs, block of an expert's pairs). x: row pair // TOP; out: row pair. EP >= E."""
+    block = tl.program_id(1)
+    each = tl.arange(0, EP)
+    ends = tl.load(ends_ptr + each, mask=each < E, other=1 << 30)
+    expert = tl.sum((ends <= block).to(tl.int64), 0)
+    if expert < E:
+        earlier = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
+        at = tl.load(edges_ptr + expert) + (block - earlier) * BM + tl.arange(0, BM)
+        ok = at < tl.load(edges_ptr + expert + 1)
+        pair = tl.load(order_ptr + at, mask=ok, other=0)
+        n = tl.program_id(0) * BN + tl.arange(0, BN)
+        n_ok = n < N
+        x_row = x_ptr + (pair // TOP)[:, None] * stride_x
+        w_row = w_ptr + (expert * N + n)[None, :] * K
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k0 in range(0, K, BK):
+            k = k0 + tl.arange(0, BK)
+            x = tl.load(x_row + k[None, :], mask=ok[:, None] & (k < K)[None, :], other=0.0)
+            w = tl.load(w_row + k[:, None], mask=n_ok[None, :] & (k < K)[:, None], other=0.0)
+            acc = _dot(x, w, acc, INTERPRET)
+        if BIAS:
+            acc += tl.load(bias_ptr + expert * N + n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+        if FACTOR:
+            acc *= tl.load(factor_ptr + pair, mask=ok, other=0.0)[:, None]
+        to = out_ptr + pair[:, None] * N + n[None, :]
+        tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=ok[:, None] & n_ok[None, :])

@@ -1,0 +1,50 @@
+"""Protects the experts' products: in the interpreter anywhere, on a GPU where there is one, in a graph."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ridgeline.kernels.experts import deal, multiply
+from ridgeline.kernels.experts.reference import multiply_reference
+from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.timing import captured
+from tests.kernels.experts_cases import CASES
+from tests.kernels.interpreted import errors_of
+from tests.kernels.triton_cases import close, poisoned, random, tolerance
+
+CUDA = torch.device("cuda")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    return errors_of("tests.kernels.experts_cases")
+
+
+@pytest.mark.timeout(300)  # all of them, in the first
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
+    assert interpreted[name] == ""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+def test_on_the_gpu_in_bfloat16(name: str) -> None:
+    with poisoned():
+        CASES[name](open_gpu(CUDA), torch.bfloat16)
+
+
+@pytest.mark.parametrize("tokens", [pytest.param(tokens, marks=on_gpu) for tokens in (1, 33, 700)])
+def test_a_graph_follows_other_choices(tokens: int) -> None:
+    """Recorded with some experts, replayed with others."""
+    gpu, bf16 = open_gpu(CUDA), torch.bfloat16
+    x, weight = random(gpu, bf16, tokens, 256), random(gpu, bf16, 16, 192, 256, scale=1 / 16)
+    chosen = torch.zeros(tokens, 2, dtype=torch.int64, device=CUDA)
+    kept: list[torch.Tensor] = []
+    graph = captured(lambda: kept.append(multiply(gpu, x, weight, deal(chosen, 16), by_token=True)))
+    for seed in range(3):
+        made = torch.rand(tokens, 16, generator=torch.Generator().manual_seed(seed)).topk(2).indices
+        chosen.copy_(made)
+        graph.replay()
+        wanted = multiply_reference(x.float(), weight.float(), chosen, by_token=True)
+        close(kept[-1], wanted, tolerance(bf16))
