@@ -14,30 +14,31 @@ from torch import Tensor
 from ridgeline.kernels.gpu import Gpu
 
 _MOST_ROWS = 128
+_PAIRS = 1024  # looked at together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """Which pairs each expert has. order_P int64: the pairs, those of an expert beside one another in order.
-    edges [E + 1] int64: where an expert's begin. ends_E int64: blocks of `rows` pairs up to each expert's
-    last. blocks: the most there may be of them. top: experts of a token."""
+    """Which pairs each expert has. order_P int32: the pairs, those of an expert beside one another in order.
+    edges [E + 1] int32: where an expert's begin. rows: pairs of an expert that are multiplied together, in so
+    many `blocks` at most. top: experts of a token."""
 
     order_P: Tensor
     edges: Tensor
-    ends_E: Tensor
     rows: int
     blocks: int
     top: int
 
 
 def deal(experts_TK: Tensor, num_experts: int) -> Dealt:
-    """experts_TK: int64, of each token."""
-    num, chosen_P = experts_TK.numel(), experts_TK.flatten()
+    """One launch. experts_TK: int64, of each token."""
+    from ridgeline.kernels.experts.triton import deal_kernel
+
+    num, device = experts_TK.numel(), experts_TK.device
     rows = min(_MOST_ROWS, max(16, 1 << (num // num_experts).bit_length()))
-    sorted_P, order_P = chosen_P.sort(stable=True)
-    edges = torch.searchsorted(sorted_P, torch.arange(num_experts + 1, device=chosen_P.device))
-    ends_E = edges.diff().add_(rows - 1).div_(rows, rounding_mode="floor").cumsum(0)
-    return Dealt(order_P=order_P, edges=edges, ends_E=ends_E, rows=rows, top=experts_TK.shape[1],
+    order_P, edges = (torch.empty(size, dtype=torch.int32, device=device) for size in (num, num_experts + 1))
+    deal_kernel[(num_experts + 1,)](experts_TK.contiguous(), order_P, edges, num, _PAIRS)
+    return Dealt(order_P=order_P, edges=edges, rows=rows, top=experts_TK.shape[1],
                  blocks=min(num, num // rows + num_experts))
 
 
@@ -54,7 +55,7 @@ def multiply(gpu: Gpu, x: Tensor, weight_ENI: Tensor, dealt: Dealt, *, by_token:
     block_n, block_k = (64, 128) if dealt.rows <= 32 else (128, 64)
     experts_kernel[(-(-n // block_n), dealt.blocks)](
         x, weight_ENI, weight_ENI if bias_EN is None else bias_EN, x if factor_P is None else factor_P,
-        out_PN, dealt.order_P, dealt.edges, dealt.ends_E, n, x.stride(0), inner, num_experts,
+        out_PN, dealt.order_P, dealt.edges, n, x.stride(0), inner, num_experts,
         1 << (num_experts - 1).bit_length(), dealt.top if by_token else 1, dealt.rows, block_n, block_k,
         bias_EN is not None, factor_P is not None, gpu.interpret, num_warps=8 if dealt.rows > 64 else 4,
         num_stages=4 if dealt.rows <= 32 else 3)

@@ -1,4 +1,4 @@
-"""The Triton kernel of experts' products. Legend: as of the door; BM pairs, BN outputs, BK inputs a tile."""
+"""The Triton kernels of experts' products. Legend: as of the door; BM pairs, BN outputs, BK inputs a tile."""
 
 import triton
 import triton.language as tl
@@ -11,21 +11,40 @@ def _dot(a, b, acc, INTERPRET: tl.constexpr):
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
+@triton.jit(do_not_specialize=["num"])
+def deal_kernel(chosen_ptr, order_ptr, edges_ptr, num, BP: tl.constexpr):
+    """One program an expert, and one for the end: edges [E + 1], where each expert's pairs begin; order: the
+    pairs, those of an expert beside one another, in order."""
+    expert = tl.program_id(0)
+    before = 0
+    for p0 in range(0, num, BP):
+        p = p0 + tl.arange(0, BP)
+        before += tl.sum((tl.load(chosen_ptr + p, mask=p < num, other=1 << 30) < expert).to(tl.int32), 0)
+    tl.store(edges_ptr + expert, before)
+    for p0 in range(0, num, BP):
+        p = p0 + tl.arange(0, BP)
+        mine = (tl.load(chosen_ptr + p, mask=p < num, other=1 << 30) == expert).to(tl.int32)
+        tl.store(order_ptr + before + tl.cumsum(mine, 0) - 1, p, mask=mine > 0)
+        before += tl.sum(mine, 0)
+
+
 @triton.jit
-def experts_kernel(x_ptr, w_ptr, bias_ptr, factor_ptr, out_ptr, order_ptr, edges_ptr, ends_ptr, N, stride_x,
+def experts_kernel(x_ptr, w_ptr, bias_ptr, factor_ptr, out_ptr, order_ptr, edges_ptr, N, stride_x,
                    K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, TOP: tl.constexpr, BM: tl.constexpr,
                    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, FACTOR: tl.constexpr,
                    INTERPRET: tl.constexpr):
     """Programs (tile of outputs, block of an expert's pairs). x: row pair // TOP; out: row pair. EP >= E."""
     block = tl.program_id(1)
     each = tl.arange(0, EP)
-    ends = tl.load(ends_ptr + each, mask=each < E, other=1 << 30)
-    expert = tl.sum((ends <= block).to(tl.int64), 0)
+    begin = tl.load(edges_ptr + each, mask=each < E, other=0)
+    blocks = (tl.load(edges_ptr + each + 1, mask=each < E, other=0) - begin + BM - 1) // BM
+    done = tl.cumsum(blocks, 0) <= block  # those whose blocks all come before
+    expert = tl.sum((done & (each < E)).to(tl.int64), 0)
     if expert < E:
-        earlier = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
+        earlier = tl.sum(tl.where(done, blocks, 0), 0)
         at = tl.load(edges_ptr + expert) + (block - earlier) * BM + tl.arange(0, BM)
         ok = at < tl.load(edges_ptr + expert + 1)
-        pair = tl.load(order_ptr + at, mask=ok, other=0)
+        pair = tl.load(order_ptr + at, mask=ok, other=0).to(tl.int64)
         n = tl.program_id(0) * BN + tl.arange(0, BN)
         n_ok = n < N
         x_row = x_ptr + (pair // TOP)[:, None] * stride_x
