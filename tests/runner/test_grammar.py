@@ -20,7 +20,7 @@ VOCAB = 45  # more than the tokenizer knows, and no multiple of 32
 
 
 class Letters:
-    special_ids = frozenset((END,))
+    marker_ids = frozenset((END,))
 
     def token_bytes(self, token: int) -> bytes:
         return PIECES[token] if token < len(PIECES) else b""
