@@ -48,6 +48,7 @@ check: setup
 	$(BIN)/ruff check ridgeline tests docs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/contracts -m "not gpu"
+	$(BIN)/python -m tests.schedule.cost
 
 # Hours: every cube in whole, fuzz and load at length, the labs in a Chromium (apt-get install chromium).
 soak: setup

@@ -124,7 +124,7 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
         "--policy",
         default="fcfs",
         metavar="NAME[:SETTING]",
-        help="who runs when: fcfs, static, prefill, chunked:TOKENS, priority, fair or shortest (fcfs)",
+        help="who runs when: fcfs, static, prefill, chunked:N, slo, priority, fair, shortest or reuse (fcfs)",
     )
     group.add_argument(
         "--speculate",

@@ -65,11 +65,12 @@ from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.overload import Mode, Overload
-from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.policies.policy import Needs, Policy
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.records import ForReplay
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
+from ridgeline.schedule.targets import Targets
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
@@ -138,7 +139,8 @@ def build_engine(
     """
     clock = clock or WallClock()
     startup = Startup(clock)
-    policy = make_policy(config.policy)
+    targets = Targets(ttft_s=config.ttft_s, tpot_s=config.tpot_s)
+    make_policy(config.policy, Needs(targets=targets, price=lambda step: 0.0))  # mistakes are told at once
     device = choose_device(config, startup)
     check_speculation(config, on_gpu=device.type == "cuda")
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
@@ -171,6 +173,7 @@ def build_engine(
     _say_paths(model, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
+    policy = make_policy(config.policy, Needs(targets=targets, price=price))
     stride, kept_bytes = decide_snapshots(capacity, price, profile.read_bytes_per_s, startup)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache,
@@ -188,17 +191,13 @@ def build_engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
         loop=Loop(scheduler, executor, clock, whole_trace, prices, _for_replay(config, capacity)),
-        executor=executor,
-        device=device,
-        trace=whole_trace,
+        executor=executor, device=device, trace=whole_trace,
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
     )
 
 
-def _overload(
-    config: EngineConfig, price: Price, capacity: Capacity, policy: Policy
-) -> Overload | None:
+def _overload(config: EngineConfig, price: Price, capacity: Capacity, policy: Policy) -> Overload | None:
     """What keeps the first target; ConfigError for a target that no request can meet here."""
     smallest = price.request(1, 0, 1)
     for flag, target_s in (("--ttft", config.ttft_s), ("--tpot", config.tpot_s)):

@@ -25,7 +25,7 @@ from ridgeline.schedule.rows import Bool
 from ridgeline.schedule.speculate import Shape
 
 HELD = 8  # steps in a row that late prompts are left out of
-LIVE = 512  # waiting requests whose deadlines are looked at
+LIVE = 128  # waiting requests whose deadlines are looked at
 LEAST = 16  # prompt tokens of a step, whatever it costs
 PROBE = 512  # prompt tokens of the steps that tell what a token costs: so many and twice as many
 READY = 0.8  # of the time to a deadline, what prompts are spread over: who comes meanwhile needs the rest
