@@ -26,7 +26,7 @@ from ridgeline.engine.floors import (
     step_key,
     steps_of,
     worker_of,
-)
+)  # fmt: skip
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
 from ridgeline.engine.sizes import (
@@ -183,11 +183,13 @@ def build_engine(
         cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
+    for_replay = ForReplay(block_tokens=capacity.layout.block_tokens, texts=config.trace_texts)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
-        loop=Loop(scheduler, executor, clock, whole_trace, prices, _for_replay(config, capacity)),
+        loop=Loop(scheduler, executor, clock, whole_trace, prices,
+                  for_replay if config.trace_file is not None else None),
         executor=executor,
         device=device,
         trace=whole_trace,
@@ -324,12 +326,6 @@ def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> Non
         f"{capacity.max_model_len} tokens needs kv_cache_bytes {needed}"
     )
     startup.choose("max_request_tokens", most, why)
-
-
-def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:
-    if config.trace_file is None:
-        return None
-    return ForReplay(block_tokens=capacity.layout.block_tokens, texts=config.trace_texts)
 
 
 def _trace(
