@@ -16,7 +16,7 @@ from ridgeline.workload.ask import WorkloadAsk
 
 if TYPE_CHECKING:
     from ridgeline.sim.cluster import Topology
-    from ridgeline.sim.node import Serving
+    from ridgeline.sim.node import Machine, Serving
     from ridgeline.sim.outcome import Outcome
     from ridgeline.workload.offered import Workload
 
@@ -256,10 +256,16 @@ def _rates(ask: WorkloadAsk, make: "Callable[[WorkloadAsk], Workload]") -> "Call
     return lambda rate: make(replace(ask, rate_scale=ask.rate_scale * rate / own_rate))
 
 
+def _run_alone(machine: "Machine", serving: "Serving", workload: "Workload") -> "Outcome":
+    """On one engine."""
+    from ridgeline.sim.cluster import Topology
+
+    return _run(Topology(engines=(machine,)), serving, workload)
+
+
 def _example(args: argparse.Namespace, model: str) -> None:
     from ridgeline.commands.simulate_example import tell_eight, tell_uniform
     from ridgeline.sim.examples import EIGHT_ROWS, EIGHT_STEP_TOKENS, UNIFORM_REQUESTS, UNIFORM_ROWS
-    from ridgeline.sim.run import simulate
     from ridgeline.workload.make import make_workload
 
     args.gpu = args.gpu or (None if args.profile else "h100")
@@ -267,12 +273,12 @@ def _example(args: argparse.Namespace, model: str) -> None:
         args.max_num_seqs, args.max_num_batched_tokens = EIGHT_ROWS, EIGHT_STEP_TOKENS
         args.reading = args.reading or "nominal"
         targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
-        text, values = tell_eight(_topology(args, model).engines[0], targets, simulate)
+        text, values = tell_eight(_topology(args, model).engines[0], targets, _run_alone)
     else:
         args.max_num_seqs = UNIFORM_ROWS
         ask = WorkloadAsk(lengths=args.lengths or "azure-conv", arrival=f"closed:{UNIFORM_ROWS}",
                           num_requests=args.num_requests or UNIFORM_REQUESTS, seed=args.seed)
-        text, values = tell_uniform(_topology(args, model).engines[0], make_workload(ask), simulate)
+        text, values = tell_uniform(_topology(args, model).engines[0], make_workload(ask), _run_alone)
     if args.json:
         _print_json(values)
     else:

@@ -99,12 +99,14 @@ class Timing:
 class StageForm:
     """One reading of a stage's time, linear but for a larger and a smaller of two: M forms over the sums of
     `summer`. The first num_lines against as many after them: the larger counts; the next, against cap_C: the
-    smaller; the last as it is. Seconds throughout."""
+    smaller; the last as it is. host_s: what a step with prompts takes at the least, as the host launches its
+    kernels one by one. Seconds throughout."""
 
     summer: Summer
     rows_MS: NDArray[np.float64]
     num_lines: int
     cap_C: NDArray[np.float64]
+    host_s: float = 0.0
 
     def seconds(self, sums_S: NDArray[np.float64]) -> float:
         """Of a step with these sums."""
@@ -180,7 +182,7 @@ class _StagePrice:
         rows_MS = np.vstack([self._launch_LS + self._reached_LS, self._launch_LS + self._worked_LS,
                              made.direct_K[:, None] * made.sent_KS / self._eff.link, plain_S[None]])
         return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
-                         cap_C=self._hops_K1[:, 0])
+                         cap_C=self._hops_K1[:, 0], host_s=self.host_s)
 
     def each(self, parts: Sequence[Rows]) -> list[LineSeconds]:
         """The same line by line."""

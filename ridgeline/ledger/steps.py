@@ -47,8 +47,8 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NominalSteps:
-    """StepSeconds by the closed forms (`ledger.closed`): 2P a token and 4Ld a pair at flops_per_s, or s_w P and
-    every cached key at bytes_per_s, whichever takes longer."""
+    """StepSeconds by the closed forms (`ledger.closed`): 2P a token and 4Ld a pair at flops_per_s, or s_w P
+    and every cached key at bytes_per_s, whichever takes longer."""
 
     shape: Shape
     weight_bytes: float
@@ -62,8 +62,8 @@ class NominalSteps:
         return float(self._seconds(float(count.sum()), pairs, float((start + count).sum())))
 
     def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
-        keys_K = float(start.sum()) + np.arange(num_steps) * len(start)
-        seconds_K: NDArray[np.float64] = self._seconds(len(start), keys_K + len(start) / 2, keys_K + len(start))
+        rows, keys_K = len(start), float(start.sum()) + np.arange(num_steps) * len(start)
+        seconds_K: NDArray[np.float64] = self._seconds(rows, keys_K + rows / 2, keys_K + rows)
         return seconds_K
 
     def _seconds(self, tokens: float, pairs: Any, keys: Any) -> Any:
@@ -94,8 +94,9 @@ class Steps:
             return float(self.decodes(np.asarray(step.start), 1)[0])
         share, turns = self._share(len(count))
         beside_s, forms = self._forms_at(int(count.sum()) * share)
-        seconds = [form.seconds(_scaled(form, form.summer.vector(step.start, count, step.num_sampled), share))
-                   for form in forms]
+        sums = [_scaled(form, form.summer.vector(step.start, count, step.num_sampled), share)
+                for form in forms]
+        seconds = [max(form.seconds(sums_S), form.host_s) for form, sums_S in zip(forms, sums, strict=True)]
         return max(sum(seconds), turns * max(seconds)) + beside_s
 
     def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:

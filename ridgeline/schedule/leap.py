@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
-from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, StepPlan
+from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, StepPlan, StepResult
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
 from ridgeline.schedule.take import note_step
@@ -105,6 +105,15 @@ class Leaper:
         if self._manager.grows:
             most = (self._manager.num_free_pages // (num_rows * self._num_groups) - 1) * self._block_tokens
         return Course(feeds=feeds, most=most)
+
+    def result(self, plan: StepPlan, future: Future, place: int) -> StepResult:
+        """What the future says of a plan in flight, the place-th."""
+        samples = plan.sample > 0
+        columns = np.searchsorted((self._rows.number >= 0).nonzero()[0], plan.row[samples])
+        return StepResult(
+            step=plan.step, num_new=samples.astype(np.int32), tokens=future.tokens[place, columns],
+            failed=np.zeros(plan.num_rows, np.uint8), started_s=float(future.started_s[place]),
+            finished_s=float(future.finished_s[place]))
 
     def take(self, begun: Begun, future: Future) -> tuple[list[tuple[int, Taken]], list[StepPlan], Int]:
         """Commit as many steps as the future has, more than D, and plan as many behind: (the steps in flight

@@ -144,7 +144,7 @@ class Loop:
         if future is None:
             return None
         num_steps = len(future.finished_s)
-        plans, used = self._scheduler.leap(future)
+        plans, used = self._scheduler.leap(future, [flight.plan for flight in flights])
         tickets = oracle.leap(num_steps, plans)
         load = self._scheduler.load()
         pages = [*(flight.load.used_pages for flight in flights), *used.tolist()]

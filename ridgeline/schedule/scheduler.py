@@ -216,14 +216,19 @@ class Scheduler:
         """Where leap() can go; None where what comes next is not decodes alone."""
         return self._leaper.course(list(self._begun)) if self._cache and self._speculation is None else None
 
-    def leap(self, future: Future) -> tuple[list[StepPlan], NDArray[np.int32]]:
+    def leap(self, future: Future, plans: Sequence[StepPlan]) -> tuple[list[StepPlan], NDArray[np.int32]]:
         """Commit the oldest steps begun, more than are in flight but none that ends a row, and plan as many
-        behind: (the plans in flight then, the pages held after each was planned). There is no news."""
-        begun, plans, used_pages = self._leaper.take(list(self._begun), future)
+        behind: (the plans in flight then, the pages held after each was planned). plans: those in flight now.
+        There is no news, and the policy hears of steps with prompts alone."""
+        for place, plan in enumerate(plans):
+            if plan.num_decodes < plan.num_rows:
+                self._policy.observe(plan, self._leaper.result(plan, future, place))
+        self._held = 0
+        begun, behind, used_pages = self._leaper.take(list(self._begun), future)
         self._begun = deque(begun)
         self._committed += len(used_pages)
         self._next_step += len(used_pages)
-        return plans, used_pages
+        return behind, used_pages
 
     def _waits(self, speculation: Speculation) -> bool:
         """True when what is in flight must be known first: it verifies drafts, or the next step should."""

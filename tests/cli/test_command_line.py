@@ -37,7 +37,8 @@ FLAGS = {
     },
     "simulate": {
         "--gpu", "--tp", "--pp", "--ep", "--weights", "--kv-cache-dtype", "--memory", "--price", "--profile",
-        "--reading", "--kv", "--example", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
+        "--reading", "--kv", "--example", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs",
+        "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
         "--replicas", "--prefill", "--decode", "--router", "--link",
@@ -46,7 +47,8 @@ FLAGS = {
     **{f"bench {what}": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune", "--batch", "--context",
-    } for what in ("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps")},
+    } for what in ("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps",
+                   "simulated")},
     "bench serve": {
         "--url", "--model", "--api-key", "--endpoint", "--no-ignore-eos", "--timeout", "--dataset", "--rate",
         "--arrival", "--rate-scale", "--length-scale", "--num-prompts", "--duration", "--max-concurrency",

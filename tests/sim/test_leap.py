@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
 from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.targets import Targets
 from ridgeline.sim.node import Machine, Node, Serving
 from ridgeline.sim.outcome import Meter
 from ridgeline.sim.run import Clients
@@ -84,7 +85,7 @@ def test_leaping_is_stepping(kind: str, depth: int) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_leaping_is_stepping_under_every_policy(policy: str) -> None:
-    serving = Serving(policy=_SETTINGS.get(policy, policy))
+    serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.2))
     assert_equal(*both_ways(machine(num_pages=300), serving, mixed(7, 12))[:2])
 
 

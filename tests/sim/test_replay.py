@@ -23,8 +23,10 @@ from tests.helpers_schedule import EOS, FakeExecutor, layout_of
 from tests.sim.helpers_sim import Round
 
 
-def make(capacity: Capacity, eos: tuple[int, ...], policy: str = "priority") -> Scheduler:
-    return Scheduler(capacity, KVManager(capacity.layout, capacity.num_pages), make_policy(policy),
+def make(capacity: Capacity, eos: tuple[int, ...], policy: str = "priority", *,
+         reuse: bool = True) -> Scheduler:
+    manager = KVManager(capacity.layout, capacity.num_pages, prefix_caching=reuse)
+    return Scheduler(capacity, manager, make_policy(policy),
                      max_num_batched_tokens=24, max_num_seqs=6, eos_token_ids=eos)
 
 
@@ -34,13 +36,13 @@ def record(path: Path, seed: int, num_requests: int = 14, *, texts: bool = True)
     draw, clock = random.Random(seed), VirtualClock()
     executor = FakeExecutor(layout_of("mixed"), 26, num_rows=6, max_step_tokens=24, clock=clock)
     trace = JsonlTrace(path)
-    loop = Loop(make(executor.capacity(), EOS), executor, clock, trace,
+    loop = Loop(make(executor.capacity(), EOS, reuse=texts), executor, clock, trace,
                 for_replay=ForReplay(block_tokens=4, texts=texts))
     left, alive = num_requests, []
     while left or loop.has_work():
         while left and (draw.random() < 0.4 or not loop.has_work()):
             left -= 1
-            common = [1, 2, 3, 4, 5, 6, 7, 8, 9][:draw.choice([0, 3, 6, 9] if texts else [0, 4, 8])]
+            common = [1, 2, 3, 4, 5, 6, 7, 8, 9][:draw.choice([0, 3, 6, 9])]
             own = [10 + left % 20] + [draw.randrange(10, 39) for _ in range(draw.randint(0, 20))]
             loop.add(NewRequest(id=f"r{left}", prompt=np.array(common + own, np.int32), arrived_s=clock.now(),
                                 params=SamplingParams(max_tokens=draw.randint(1, 20), seed=left,
@@ -58,9 +60,28 @@ def test_the_plans_are_those_of_the_record(seed: int, texts: bool, tmp_path: Pat
     capacity = record(tmp_path / "trace", seed, texts=texts)
     recorded = read_recorded(tmp_path / "trace")
     assert len(recorded.steps) > 20 and sum(one.num_preemptions for one in recorded.steps)
-    found = replay(recorded, capacity, lambda offers: make(offers, (offers.vocab_size - 1,)), seconds=Round())
+    found = replay(recorded, capacity, lambda offers: make(offers, (offers.vocab_size - 1,), reuse=texts),
+                   seconds=Round())
     assert found.difference == "" and found.num_equal == found.num_steps == len(recorded.steps)
     assert found.error["p50"] > 0  # the fake's steps take a second, a hundredth a token too little
+
+
+def test_without_texts_blocks_are_shared_as_in_the_record(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    executor = FakeExecutor(layout_of("paged"), 40, num_rows=6, max_step_tokens=24, clock=clock)
+    trace = JsonlTrace(tmp_path / "trace")
+    loop = Loop(make(executor.capacity(), EOS), executor, clock, trace, for_replay=ForReplay(block_tokens=4))
+    common = [1, 2, 3, 4, 5, 6, 8, 9]
+    for name, prompt in (("a", [*common, 10, 11]), ("b", [*common, 20, 21, 22])):
+        params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
+        loop.add(NewRequest(id=name, prompt=np.array(prompt, np.int32), params=params))
+        while loop.has_work():
+            loop.step()
+    trace.close()
+    recorded = read_recorded(tmp_path / "trace")
+    assert [one.num_cached for one in recorded.requests] == [0, 8] and not recorded.requests[0].token_ids
+    found = replay(recorded, executor.capacity(), lambda offers: make(offers, (offers.vocab_size - 1,)))
+    assert found.num_equal == found.num_steps == len(recorded.steps)
 
 
 def test_the_first_plan_that_differs_is_told(tmp_path: Path) -> None:
