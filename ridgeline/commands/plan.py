@@ -11,6 +11,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import parse_bytes
 from ridgeline.commands.flags import count, positive, seconds, size
 from ridgeline.planner.ask import (
+    ARRIVALS,
     CACHES,
     WEIGHTS,
     Ask,
@@ -75,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="what one change does to each metric, ranked")
     parser.add_argument("--plot", metavar="FILE.svg", help="search: the Pareto front as a picture")
     parser.add_argument("--profile", metavar="NAME",
-                        help="a calibrated machine: its factors, and the machine itself without --gpu")
+                        help="a calibrated machine: its factors at the asked batch (else at one sequence), "
+                        "and the machine itself without --gpu")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -87,6 +89,9 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
     group.add_argument("--rate", type=seconds, metavar="N", help="requests a second, instead of a batch")
     group.add_argument("--concurrency", type=count, metavar="N",
                        help="requests in flight, instead of a batch")
+    group.add_argument("--arrivals", choices=ARRIVALS, default="steady",
+                       help="how a closed batch's prompts come in: each as an answer ends, together in "
+                       "waves, or all before any second token")
     for name in ("ttft", "tpot"):
         group.add_argument(f"--{name}", type=_read(parse_seconds), metavar="TIME", dest=f"{name}_s",
                            help="target, such as 500ms; judged by the estimate")
@@ -200,12 +205,15 @@ def _search(args: argparse.Namespace, model: str) -> None:
     from ridgeline.planner.pareto import pareto_svg, search_json, search_text
     from ridgeline.planner.search import SEARCHED_CACHES, SEARCHED_WEIGHTS, search
 
-    _refuse(args, "plan search", "dp", "explain", "compare", "profile")
-    gpus = tuple(args.gpu.split(",")) if args.gpu else ()
+    _refuse(args, "plan search", "explain", "compare")
+    if args.arrivals != "steady":
+        raise ConfigError("plan search has no use for --arrivals: it prices a steady load")
+    gpus = tuple(args.gpu.split(",")) if args.gpu else (
+        Path(args.profile).stem,) if args.profile else ()
     ask = ask_of(args, model, gpus[0] if gpus else "")
     found = search(ask, gpus,
                    kvs=SEARCHED_CACHES if args.kv is None else (args.kv,),
-                   weights=SEARCHED_WEIGHTS if args.weights is None else (args.weights,))
+                   weights=SEARCHED_WEIGHTS if args.weights is None else (args.weights,), shop=_shop(args))
     if args.plot:
         picture = pareto_svg(found, f"{model}: {ask.prompt} prompt and {ask.output} output tokens")
         if not picture:

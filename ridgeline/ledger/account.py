@@ -37,7 +37,7 @@ class Line:
     block: the kind of block it belongs to ("attention", "mlp", "model" for what is outside the layers).
     flops in FLOP; read, written, sent in bytes, weights and cache included. packs: elements of the matrices
     that are held in fewer than 16 bits, of one layer (experts: all of them): their products run in other
-    arithmetic, or they are unpacked first.
+    arithmetic, or they are unpacked first. kernels: that one layer's operation takes at least.
     """
 
     block: str

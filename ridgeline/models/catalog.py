@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ridgeline.base.errors import ConfigError
 from ridgeline.models.describe import describe
 from ridgeline.models.families import runs
+from ridgeline.models.read import UnknownFieldError
 from ridgeline.models.shapes import PUBLISHED
 from ridgeline.spec.model import ModelSpec
 
@@ -58,7 +59,20 @@ def find_model(text: str) -> ModelSpec:
 def find(text: str, overrides: Mapping[str, object] | None = None) -> Found:
     """As find_model, with what else is known of it. overrides: fields that replace the config's (a short name
     of SHORT too); a changed shape has no weights anywhere, so that its bytes are those of its formats."""
-    path, changes = Path(text).expanduser(), {SHORT.get(k, k): v for k, v in (overrides or {}).items()}
+    changes = {SHORT.get(name, name): value for name, value in (overrides or {}).items()}
+    try:
+        return _find(text, changes)
+    except UnknownFieldError as error:
+        wrong = next((name for name in error.names if name in changes), None)
+        if wrong is None:
+            raise
+        near = get_close_matches(wrong, [*error.known, *SHORT], n=3, cutoff=0.4)
+        raise ConfigError(f"{text} has no field {wrong!r} to change: the nearest are "
+                          f"{', '.join(near or sorted(error.known))}") from None
+
+
+def _find(text: str, changes: Mapping[str, object]) -> Found:
+    path = Path(text).expanduser()
     if text and path.exists():
         return _of_files(path, changes)
     known = _known(text)

@@ -86,10 +86,10 @@ class Dense:
                     eps: float) -> list[AttentionSpec]:
         """The attention of each layer. A window that no sequence can outgrow is full attention."""
         num_heads = config.size("num_attention_heads")
-        num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
+        num_kv_heads = config.optional_size("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
             raise config.refuse("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
-        head_dim = config.optional_integer("head_dim") or self.head_dim or hidden // num_heads
+        head_dim = config.optional_size("head_dim") or self.head_dim or hidden // num_heads
         bias = config.flag("attention_bias", False) if self.qkv_bias is None else self.qkv_bias
         full, windowed = self._ropes(config, head_dim)
         attention = AttentionSpec(

@@ -50,10 +50,10 @@ def read_attention(config: ConfigReader, hidden: int, eps: float, max_position: 
     """Attention beside recurrent layers. partial: the share of a head that is rotated. gated: an output gate,
     and norms of queries and keys."""
     num_heads = config.size("num_attention_heads")
-    num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
+    num_kv_heads = config.optional_size("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
         raise config.refuse("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
-    head_dim = config.optional_integer("head_dim") or hidden // num_heads
+    head_dim = config.optional_size("head_dim") or hidden // num_heads
     bias = config.flag("attention_bias", False)
     rope = read_rope(config, head_dim=head_dim, max_position=max_position, aliases={}, partial=partial,
                      inert=("mrope_section", "mrope_interleaved"))  # texts have one position, not three

@@ -32,6 +32,14 @@ INERT = frozenset({
 })
 
 
+class UnknownFieldError(ConfigError):
+    """Fields that nobody read: `names`; `known` are those that the family reads."""
+
+    def __init__(self, message: str, *, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names, self.known = names, known
+
+
 class ConfigReader:
     """Reads fields of one dict and remembers them. `where` names the dict in errors ("config.json").
 
@@ -65,6 +73,10 @@ class ConfigReader:
         if value < 1:
             raise self._wrong(name, value, "at least 1")
         return value
+
+    def optional_size(self, name: str) -> int | None:
+        """A whole number of at least one; None where the field is absent or None."""
+        return None if self.optional_integer(name) is None else self.size(name)
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         """A whole number, or None when the field is None; the default only when it is absent."""
@@ -160,8 +172,10 @@ class ConfigReader:
         if unknown:
             listed = ", ".join(f"{name} = {_short(value)}" for name, value in sorted(unknown.items()))
             first = min(unknown)
-            raise ConfigError(f"{self._where}: unknown field {listed}: it may change the results. "
-                              f"If it does not, run with hf_overrides={{{first!r}: None}} to drop it")
+            raise UnknownFieldError(
+                f"{self._where}: unknown field {listed}: it may change the results. "
+                f"If it does not, run with hf_overrides={{{first!r}: None}} to drop it",
+                names=tuple(unknown), known=tuple(self._seen - INERT))
 
     def refuse(self, name: str, why: str) -> ConfigError:
         """The error for a field whose value is known and not supported; to be raised by the caller."""

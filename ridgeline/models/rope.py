@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.models.read import ConfigReader
 
@@ -52,6 +53,8 @@ def _rope(section: ConfigReader, theta: float, fraction: float, original: int | 
         kind=aliases.get(kind, kind), theta=section.number("rope_theta", theta), max_position=max_position,
         rotary_dim=head_dim if kind == "proportional" else int(head_dim * fraction),
         original_max_position=original or section.optional_integer("original_max_position_embeddings"))
+    if rope.theta <= 0:
+        raise ConfigError(f"rope_theta = {rope.theta:g}: the base of the rotations must be above 0")
     rope = _scaled(rope, section, fraction)
     section.inert(("finetuned", "original_max_position_embeddings", *inert))
     section.finish()

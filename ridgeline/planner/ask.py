@@ -11,7 +11,9 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import parse_bytes
 
 WEIGHTS = ("bf16", "fp8", "int8", "int4")
-CACHES = ("bf16", "fp8", "int8")
+KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}  # of a number in each format of the cache
+CACHES = tuple(KV_BYTES)
+ARRIVALS = ("steady", "waves", "bursts")
 _NONE: Mapping[str, object] = MappingProxyType({})
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
@@ -91,7 +93,8 @@ class Ask:
     that begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a
     kernel for it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill
     and decode devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour:
-    of one device.
+    of one device. arrivals: how the prompts of a closed batch come in: "steady", each when an answer ends;
+    "waves", together, as answers of equal lengths end; "bursts", together and before any second token.
     """
 
     model: str
@@ -109,6 +112,7 @@ class Ask:
     weights: str | None = None
     weight_only: bool = False
     kv: str = "bf16"
+    arrivals: str = "steady"
     memory_bytes: int | None = None
     workspace_bytes: int | None = None
     ttft_s: float | None = None
@@ -143,6 +147,8 @@ class Ask:
         _need(self.weights in (None, *WEIGHTS),
               f"--weights {self.weights} is not known: use {', '.join(WEIGHTS)}")
         _need(self.kv in CACHES, f"--kv {self.kv} is not known: use {', '.join(CACHES)}")
+        _need(self.arrivals in ARRIVALS,
+              f"--arrivals {self.arrivals} is not known: use {', '.join(ARRIVALS)}")
         _need(0 <= self.prefix_hit < 1, f"--prefix-hit is {self.prefix_hit:g}: a share is from 0 to below 1")
         given = [flag for flag, value in (("--batch", self.batch), ("--rate", self.rate),
                                           ("--concurrency", self.concurrency)) if value is not None]
@@ -156,6 +162,8 @@ class Ask:
         _need(not (self.shared_prefix and self.prefix_hit), "--shared-prefix and --prefix-hit contradict one "
               "another: both say what the cache holds of a prompt; give one")
         _need(self.shared_prefix > 0 or not self.read_prefix_once, "--read-prefix-once needs --shared-prefix")
+        _need(self.arrivals == "steady" or not (self.disaggregate or self.rate),
+              f"--arrivals {self.arrivals} is of a closed batch: leave --rate and --disaggregate out")
         _need(self.disaggregate or self.link_bytes_per_s is None, "--link is of --disaggregate: give both")
         _need(not self.weight_only or self.weights not in (None, "bf16"),
               "--weight-only needs --weights fp8, int8 or int4: bf16 is multiplied as it is")

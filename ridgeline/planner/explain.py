@@ -1,7 +1,7 @@
 """Each term of a plan: its formula, the numbers that went in, where they come from and how far it may be
 off."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
@@ -10,7 +10,7 @@ from ridgeline.planner.plan import Plan
 from ridgeline.planner.timing import mean_context
 
 EXACT, SHEET = "config", "data sheet"
-SURE, ABOVE = (0.0, 0.0), (0.0, float("inf"))  # a floor is passed and never undercut
+SURE, ABOVE, BELOW = (0.0, 0.0), (0.0, float("inf")), (-1.0, 0.0)  # a floor is passed, a ceiling never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def _term(key: str, value: float, unit: str, formula: str, inputs: str, source: 
 
 def explain(plan: Plan) -> tuple[Term, ...]:
     """The terms in the order in which they are used."""
-    return (*_memory(plan), *_lines(plan), *_times(plan), *_batches(plan), *_factors(plan))
+    return (*_memory(plan), *_lines(plan), *_times(plan), *_batches(plan), *_rates(plan), *_factors(plan))
 
 
 def _memory(plan: Plan) -> list[Term]:
@@ -110,10 +110,56 @@ def _batches(plan: Plan) -> list[Term]:
               f"{plan.memory.capacity:.4g} B a device, {setup.lanes} groups of devices", EXACT)]
 
 
+def _rates(plan: Plan) -> list[Term]:
+    """What follows from times and batches."""
+    one, steps, moved = plan.estimate, plan.steps, plan.steps.decode.total("moved_bytes")
+    eff, priced = plan.setup.deployment.efficiency, plan.ask.price_usd_per_hour is not None
+    known, source = None if eff.band == (0.0, 0.0) else eff.band, eff.source("bandwidth")
+    found = [
+        _term("kv_share_of_step", one.kv_share_of_step, "share", "cache bytes of a step / all of its bytes",
+              f"{steps.decode.total('cache_bytes'):.4g} / {moved:.4g} B", EXACT, SURE),
+        _term("intensity", one.intensity, "FLOP/B", "FLOPs of a step / its bytes",
+              f"{steps.decode.total('flops'):.4g} / {moved:.4g}", EXACT, SURE),
+        _term("intensity_ceiling", one.intensity_ceiling, "FLOP/B", "the same at a batch without end", "",
+              EXACT, SURE),
+        _term("throughput_ceiling_tok_s", one.throughput_ceiling_tok_s, "tok/s",
+              "1 / what one more sequence adds to a step, weights read for nothing", "", SHEET, BELOW),
+        _term("max_context_tokens", one.max_context_tokens, "tokens", "the longest sequence that fits alone",
+              f"{plan.memory.capacity:.4g} B a device", EXACT, SURE),
+        _term("output_tok_s.estimate", one.output_tok_s, "tok/s", "sequences / TPOT",
+              f"{plan.batch} / {one.tpot_s:.4g} s", source, known)]
+    if one.cost_per_million_usd is not None:
+        found.append(_term(
+            "cost_per_million_usd.estimate", one.cost_per_million_usd, "USD",
+            "devices x price / tokens an hour, prompts in between",
+            f"{plan.setup.layout.num_devices} devices, {plan.sustained_tok_s[1]:.4g} tok/s",
+            EXACT if priced else SHEET, known))
+    return found
+
+
+# What each factor is multiplied with, or how often its time counts.
+_FACTORS = {
+    "bandwidth": "share of the memory's bytes/s, weights", "experts": "the same, routed experts",
+    "cache": "the same, keys and values", "prefill": "share of the dense rate, products",
+    "experts_prefill": "the same, routed experts", "attention": "the same, attention's pairs",
+    "encoder": "the same, a vision encoder", "narrow": "kept of these rates by each halving of the numbers",
+    "unpack": "kept of the bandwidth by each halving of unpacked weights", "step_s": "once a step",
+    "row_s": "once a sequence and step", "launch_s": "once a kernel",
+    "packed_s": "once a kernel that quantizes its input", "blocked_s": "on top where it does so by block",
+    "expert_s": "once a layer of experts", "each_s": "once an expert that a step reads",
+    "eager_s": "least time of a prompt's kernels on the host, each",
+    "stream": "times that a block's input is moved", "collective_s": "once a collective",
+    "hop_s": "once a further hop around a ring", "link": "share of a link's bytes/s",
+    "skew": "Zipf exponent of the routers' choices", "mix": "share of a wave's prompts that delays tokens",
+    "first_s": "once a first token, of a fit alone", "tile_s": "once an image tile",
+    "workspace_bytes": "beside weights and cache"}
+
+
 def _factors(plan: Plan) -> list[Term]:
     eff = plan.setup.deployment.efficiency
-    return [_term(f"efficiency.{f.name}", float(getattr(eff, f.name)), "", "between floor and estimate", "",
-                  eff.source(f.name)) for f in fields(eff) if f.name not in ("sources", "band")]
+    return [_term(f"efficiency.{name}", float(getattr(eff, name)),
+                  "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else "", formula, "",
+                  eff.source(name)) for name, formula in _FACTORS.items()]
 
 
 def explain_json(plan: Plan) -> list[dict[str, Any]]:
@@ -131,6 +177,8 @@ def _band(term: Term) -> str:
     low, high = term.band
     if low == high == 0:
         return "exact"
+    if low == -1:
+        return "a ceiling: never above"
     return "a floor: never below" if high == float("inf") else f"{low:+.0%} to {high:+.0%}"
 
 

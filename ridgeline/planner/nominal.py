@@ -1,14 +1,16 @@
 """The nominal reading of a plan: the closed forms over all parameters, as `ledger.closed` has them.
 
 It knows tensor parallelism only: a replica's stages and expert groups are counted as more of it. TTFT is one
-prompt's FLOPs at the assumed share of the peak; TPOT is bytes over bandwidth plus the collectives' latency.
+prompt's FLOPs at the assumed share of the peak, and the unpacking of weights that need it; TPOT is bytes over
+bandwidth plus the collectives' latency.
 """
 
 from math import inf
 
 from ridgeline.ledger import closed
+from ridgeline.ledger.deployment import UNPACK_TILE
+from ridgeline.planner.ask import KV_BYTES
 from ridgeline.planner.reading import Reading, binding_limit, per_million
-from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup
 
 
@@ -31,6 +33,9 @@ def nominal_reading(setup: Setup, batch: int, context: int) -> Reading:
     together_s = closed.num_collectives(shape, setup.layout.tp) * eff.collective_s
     ttft = (closed.prefill_flops(shape, prompt) / (n * setup.numerics.rates.packed * eff.prefill)
             + together_s)
+    if setup.numerics.rates.unpack:
+        unpacked = closed.unpack_flops(shape.num_params, prompt, UNPACK_TILE)
+        ttft += unpacked / setup.numerics.rates.unpack / n
     if setup.sight:
         ttft += (setup.sight.nominal_flops / (setup.numerics.rates.plain * eff.encoder)
                  + setup.sight.tiles * eff.tile_s)

@@ -9,10 +9,10 @@ from math import inf
 from ridgeline.ledger.closed import end_to_end
 from ridgeline.ledger.layout import total_weights
 from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes
-from ridgeline.planner.ask import Ask
+from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.planner.nominal import nominal_reading
 from ridgeline.planner.reading import Reading, binding_limit, per_million
-from ridgeline.planner.room import KV_BYTES, Held
+from ridgeline.planner.room import Held
 from ridgeline.planner.setup import Setup, Workshop
 from ridgeline.planner.timing import Speed, Steps, mean_context, phases, timed, tokens_per_step
 from ridgeline.spec.cache import Paged, Window

@@ -8,9 +8,9 @@ from typing import Any
 from ridgeline.base.units import GB, GIB
 from ridgeline.ledger.closed import in_flight
 from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.planner.ask import KV_BYTES
 from ridgeline.planner.plan import Plan, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
-from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.timing import tokens_per_step
 
 

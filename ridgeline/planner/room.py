@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Stage
 from ridgeline.ledger.memory import needed_cache_bytes, step_bytes
-from ridgeline.planner.ask import Ask
+from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.spec.cache import CacheLayout, Paged, plan_layout
 
 BLOCK_TOKENS = 16  # of a cache page
 STEP_TOKENS = 8192  # most of one step: a longer prompt goes through in chunks of it
-KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
 _FEWEST_STEP_TOKENS = 1024  # that a step of decodes is given room for
 _ELEMENT = 2
 

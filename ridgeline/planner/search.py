@@ -1,7 +1,8 @@
 """The cheapest deployment that meets an ask, over devices x parallelism x precision x batch, by the
 estimates.
 
-Replicas multiply speed and cost alike, so that their number follows from the rate and is not searched.
+Replicas multiply speed and cost alike, so that their number follows from the rate, or is given, and is not
+searched.
 """
 
 import time
@@ -80,18 +81,21 @@ def batches(most: int) -> list[int]:
 def _options(setup: Setup, gpu: str, price: float) -> Iterator[tuple[Option, str]]:
     """Every batch of one deployment with what it misses."""
     ask, devices, most = setup.ask, setup.layout.num_devices, setup.max_rows()
-    given = ask.batch or ask.concurrency
-    tries = batches(most) if given is None else [rows for rows in (setup.rows(given),) if rows <= most]
+    given, copies = ask.batch or ask.concurrency, setup.ask.dp or 1
+    tries = batches(most) if given is None else [
+        rows for rows in (setup.rows(given / copies),) if rows <= most]
     if not tries:
         return
     ttft_s, tpot_N, mixed_N = estimates(setup, tries)
     for rows, tpot_s, mixed_s in zip(tries, tpot_N.tolist(), mixed_N.tolist(), strict=True):
         batch, pool = rows * setup.lanes, 1 + pool_ratio(setup, rows, tpot_s, ttft_s)
         tok_s, cost = batch / mixed_s, price * devices * pool
-        replicas = ceil(ask.rate * ask.output / tok_s) if ask.rate else 1
+        wanted = ceil(ask.rate * ask.output / tok_s) if ask.rate else 1
+        replicas = setup.ask.dp or wanted
+        few = f"{wanted} replicas are needed for the rate" if wanted > replicas else ""
         needed = ceil(replicas * devices * pool)
         many = f"{needed} devices are needed" if ask.gpus and needed > ask.gpus else ""
-        missed = " and ".join(filter(None, (misses(ask, ttft_s, mixed_s), many)))
+        missed = " and ".join(filter(None, (misses(ask, ttft_s, mixed_s), many, few)))
         layout = Layout(tp=setup.layout.tp, pp=setup.layout.pp, ep=setup.layout.ep, dp=replicas)
         yield Option(gpu=gpu, layout=layout, weights=setup.numerics.weights,
                      kv=ask.kv, batch=batch * replicas, num_devices=needed, ttft_s=ttft_s, tpot_s=mixed_s,
@@ -110,13 +114,14 @@ def search(ask: Ask, gpus: tuple[str, ...] = (), *, kvs: tuple[str, ...] = SEARC
     feasible: list[Option] = []
     missed: list[tuple[Option, str]] = []
     tried, unpriced = 0, []
-    for gpu in gpus or hardware_names():
+    names = gpus or hardware_names()
+    for gpu in names:
         device = shop.device(replace(ask, gpu=gpu))
         price = device.price_usd_per_hour if ask.price_usd_per_hour is None else ask.price_usd_per_hour
         if price is None:
             unpriced.append(gpu)
             continue
-        for layout in layouts(ask, shop, most):
+        for layout in layouts(ask, shop, most // (ask.dp or 1)):
             for held in formats if "float8_e4m3fn" not in device.flops_per_s else eight_bit_once:
                 for kv in kvs:
                     one = replace(ask, gpu=gpu, gpus=None, tp=layout.tp, pp=layout.pp, ep=layout.ep, dp=1,
@@ -125,7 +130,7 @@ def search(ask: Ask, gpus: tuple[str, ...] = (), *, kvs: tuple[str, ...] = SEARC
                         setup = shop.setup(one)
                     except ConfigError:  # no link that is known joins so many of these devices
                         continue
-                    setup = replace(setup, ask=replace(setup.ask, gpus=ask.gpus))
+                    setup = replace(setup, ask=replace(setup.ask, gpus=ask.gpus, dp=ask.dp))
                     for option, why in _options(setup, gpu, price):
                         tried += 1
                         if why:
@@ -134,15 +139,18 @@ def search(ask: Ask, gpus: tuple[str, ...] = (), *, kvs: tuple[str, ...] = SEARC
                             feasible.append(option)
     feasible.sort(key=lambda x: (x.usd_per_hour if ask.rate else x.usd_per_million, x.num_devices))
     near, why = min(missed, key=lambda pair: _miss(ask, pair[0])) if missed and not feasible else (None, "")
-    return Search(feasible=tuple(feasible), front=front(feasible), num_tried=tried, nearest=near,
-                  why=why or ("" if feasible else f"nothing of up to {most} devices holds the model"),
+    if not feasible and not why:
+        why = (f"nothing of up to {most} devices holds the model" if len(unpriced) < len(names)
+               else "no device's price is known: give --price")
+    return Search(feasible=tuple(feasible), front=front(feasible), num_tried=tried, nearest=near, why=why,
                   unpriced=tuple(unpriced), seconds=time.perf_counter() - start)
 
 
 def _miss(ask: Ask, option: Option) -> float:
     """How far past the targets, as a ratio."""
     return max(option.ttft_s / (ask.ttft_s or float("inf")), option.tpot_s / (ask.tpot_s or float("inf")),
-               option.num_devices / (ask.gpus or float("inf")))
+               option.num_devices / (ask.gpus or float("inf")),
+               (ask.rate or 0.0) * ask.output / option.output_tok_s)
 
 
 def front(options: list[Option]) -> tuple[Option, ...]:

@@ -12,8 +12,8 @@ from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Layout, Stage, stages, tensor_sizes
 from ridgeline.models.catalog import Found, find
-from ridgeline.planner.ask import Ask
-from ridgeline.planner.room import KV_BYTES, Held, Need, Room, need_of, room_of, widest_step
+from ridgeline.planner.ask import KV_BYTES, Ask
+from ridgeline.planner.room import Held, Need, Room, need_of, room_of, widest_step
 from ridgeline.planner.sight import Sight, look
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.hardware import HardwareSpec, hardware

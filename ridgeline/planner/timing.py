@@ -3,6 +3,7 @@ together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,8 @@ from ridgeline.ledger.comm import link_rate, transfer_s
 from ridgeline.ledger.deployment import Timing
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
-from ridgeline.planner.ask import Ask
-from ridgeline.planner.room import KV_BYTES, STEP_TOKENS
+from ridgeline.planner.ask import KV_BYTES, Ask
+from ridgeline.planner.room import STEP_TOKENS
 from ridgeline.planner.setup import Setup
 
 
@@ -89,14 +90,17 @@ def timed(setup: Setup, rows: int) -> Steps:
         together = (deployment.decode([decoding, arriving]).floor_s + draft_floor) / tokens
         apart = prefill.busiest("floor_s") + saw_floor
         mixed_floor = min(together + rows / ask.output * saw_floor, mixed_floor + rows / ask.output * apart)
-        mixed_estimate += rows / ask.output * (prefill.busiest("estimate_s") + saw)
+        late, waits = arriving_s(setup, rows, prefill.busiest("estimate_s") + saw)
+        mixed_estimate += late
+    else:
+        waits = 0.0
     return Steps(
         rows=rows, decode_rows=decoding, prefill_rows=prompt, decode=decode, prefill=prefill,
         floor=Speed(ttft_s=max(prefill.floor_s + saw_floor, moved_s), encoder_s=saw_floor, preprocess_s=0.0,
                     tpot_s=floor_s / tokens, mixed_s=mixed_floor,
                     step_s=floor_s, prefill_s=prefill.floor_s, transfer_s=moved_s),
-        estimate=Speed(ttft_s=cut_s + saw + prefill.estimate_s + moved_s, encoder_s=saw, preprocess_s=cut_s,
-                       tpot_s=estimate_s / tokens,
+        estimate=Speed(ttft_s=cut_s + saw + prefill.estimate_s + moved_s + waits, encoder_s=saw,
+                       preprocess_s=cut_s, tpot_s=estimate_s / tokens,
                        mixed_s=mixed_estimate, step_s=estimate_s, prefill_s=prefill.estimate_s,
                        transfer_s=moved_s))
 
@@ -116,7 +120,19 @@ def estimates(setup: Setup, rows: Sequence[int]) -> tuple[float, NDArray[np.floa
     ttft_s = cut_s + saw + prefill.estimate_s
     if ask.disaggregate:
         return ttft_s + transfer_s(transferred_bytes(setup), transfer_rate(setup)), tpot_N, tpot_N
-    return ttft_s, tpot_N, tpot_N + np.asarray(rows) / ask.output * (prefill.busiest("estimate_s") + saw)
+    late_N, _ = arriving_s(setup, np.asarray(rows), prefill.busiest("estimate_s") + saw)
+    return ttft_s, tpot_N, tpot_N + late_N
+
+
+def arriving_s(setup: Setup, rows: Any, prompt_s: float) -> tuple[Any, Any]:
+    """What prompts of so many seconds add to (a token, a first token) of `rows` sequences. Steady: each
+    sequence's prompt delays the tokens of one answer. In waves the other prompts come together, and the share
+    `Efficiency.mix` of them delays tokens, the rest first tokens; in bursts the half (`ledger.served`)."""
+    ask, eff = setup.ask, setup.deployment.efficiency
+    if ask.arrivals == "steady":
+        return rows / ask.output * prompt_s, 0.0
+    others_s, mix = (rows - 1) * prompt_s, 0.5 if ask.arrivals == "bursts" else eff.mix
+    return mix * others_s / ask.output, (1 - mix) * others_s
 
 
 def seeing_s(setup: Setup) -> tuple[float, float, float]:

@@ -17,9 +17,8 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GIB, MIB
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.memory import needed_cache_bytes
-from ridgeline.planner.ask import Ask
+from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.planner.plan import growth_bytes, timed
-from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup, Workshop
 
 Row = Mapping[str, str]

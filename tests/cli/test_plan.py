@@ -73,6 +73,12 @@ def test_the_text_names_units_readings_and_the_slow_side(capsys: pytest.CaptureF
     (["llama-3-8b", "--gpu", "h100", "--rate", "inf"], "--rate is inf"),
     (["llama-3-8b", "--gpu", "h100", "--set", "num_kv_heads=-8"], "at least 0"),
     (["mixtral-8x7b", "--gpu", "h100", "--set", "num_experts_per_tok=9"], "of only 8 experts"),
+    (["llama-3-8b", "--gpu", "h100", "--set", "num_kv_heads=0"], "num_key_value_heads = 0 should be at"),
+    (["llama-3-8b", "--gpu", "h100", "--set", "head_dim=0"], "head_dim = 0 should be at least 1"),
+    (["llama-3-8b", "--gpu", "h100", "--set", "rope_theta=-3"], "must be above 0"),
+    (["llama-3-8b", "--gpu", "h100", "--set", "num_kv_head=3"], "the nearest are num_kv_heads, num_heads"),
+    (["llama-3-8b", "--gpu", "h100", "--rate", "3", "--arrivals", "waves"], "leave --rate and"),
+    (["search", "llama-3-8b", "--arrivals", "waves"], "no use for --arrivals"),
     (["validate", "none.csv"], "no file none.csv"), (["llama-3-8b", "--gpu", ""], "--gpu is missing"),
     (["", "--gpu", "h100"], "no model"),
 ])

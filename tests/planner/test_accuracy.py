@@ -1,6 +1,8 @@
 """Estimates against public measurements that the fit has not seen: by model and by device, one engine at a
 time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,10 +20,12 @@ def test_vllm_tpot_of_models_and_devices_that_no_fit_has_seen() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("engine", "limit"), [("vllm", 0.12), ("trtllm", 0.12), ("sglang", 0.12)])
-def test_every_engine_with_models_devices_and_both_held_out(engine: str, limit: float) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_every_engine_with_models_devices_and_both_held_out(engine: str) -> None:
     """All configurations. TRT-LLM and SGLang ran few models a device in this sample: what kernels and links
-    reach is drawn from the other engines too, of whom the model or device is held out as well."""
+    reach is drawn from the other engines too, of whom the model or device is held out as well. How a client
+    sent its prompts is an input; where it matters, what is known without it is printed too."""
     pairs = pairs_of(engine)
     others = [] if engine == "vllm" else [p for x in ("vllm", "trtllm", "sglang") if x != engine
                                           for p in pairs_of(x)]
@@ -30,4 +34,7 @@ def test_every_engine_with_models_devices_and_both_held_out(engine: str, limit: 
                            (lambda a, b: same_model(a, b) or same_device(a, b), "model and device")):
         judged = judge(pairs, held_out, f"{engine}, {what} held out", others)
         print(judged.text())
-        assert np.median(np.abs(judged.tpot)) <= limit, judged.text()
+        assert np.median(np.abs(judged.tpot)) <= 0.12, judged.text()
+        if any(point.bursts for _, point in pairs):
+            blind = [(one, replace(point, bursts=False)) for one, point in pairs]
+            print(judge(blind, held_out, f"{engine}, {what} held out, bursts not told", others).text())

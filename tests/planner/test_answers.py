@@ -31,6 +31,7 @@ def test_every_term_says_its_formula_source_and_error_and_lines_add_up_to_the_fl
     for phase, whole in (("decode", found.exact.tpot_s), ("prefill", found.exact.ttft_s)):
         lines = [t.value for key, t in terms.items() if key.startswith(f"{phase}.")]
         assert len(lines) > 6 and sum(lines) == pytest.approx(whole, rel=1e-9)
+    assert {"cost_per_million_usd.estimate", "intensity_ceiling", "efficiency.each_s"} <= set(terms)
     assert terms["ttft_s.estimate"].band is None and terms["weights"].band == (0.0, 0.0)
     assert "error not measured" in explain_text(found) and len(explain_json(found)) == len(terms)
 
@@ -137,6 +138,16 @@ def test_a_rate_decides_the_replicas_and_too_few_devices_are_named() -> None:
     assert not none.feasible and none.nearest and "devices are needed" in none.why
     small = search(replace(ask, model="llama-3-70b", gpus=1), ("l4",), weights=(None,))
     assert small.why.startswith("nothing of")
+
+
+def test_given_replicas_are_priced_and_named_where_they_are_too_few() -> None:
+    ask = replace(BASE, batch=None, rate=30.0, gpu="", gpus=8, dp=4)
+    found = search(ask, ("h100",), kvs=("bf16",), weights=(None,), shop=SHOP)
+    assert found.feasible and {x.layout.dp for x in found.feasible} == {4}
+    assert all(x.num_devices <= 8 and x.output_tok_s >= 30 * 256 for x in found.feasible)
+    none = search(replace(ask, rate=900.0), ("h100",), kvs=("bf16",), weights=(None,), shop=SHOP)
+    assert not none.feasible and "replicas are needed for the rate" in none.why
+    assert "price" in search(ask, ("mi300x",), shop=SHOP).why
 
 
 def test_ten_thousand_deployments_take_five_seconds() -> None:

@@ -127,6 +127,18 @@ def test_a_described_encoder_is_counted_by_its_blocks() -> None:
     assert all(one["exact"] != one["nominal"] for one in described)
 
 
+def test_a_first_token_after_a_photograph_is_the_plan_s_where_the_backbone_is_described() -> None:
+    lab = BY_KEY["image"]
+    found = lab.compute(lab.state({"model": "llama-3-8b"})).numbers
+    exact = {one.key: float(one.value) for one in found if one.reading == "exact"}
+    asked = plan(Ask(model="llama-3-8b", gpu="h100", prompt=int(exact["prompt_tokens"]), output=2))
+    prefill_s = asked.steps.estimate.ttft_s
+    preprocess_s = next(float(one.value) for one in found if one.key == "preprocess")
+    assert exact["ttft"] == pytest.approx(preprocess_s + exact["encoder"] + prefill_s)
+    nominal_alone = lab.compute(lab.state({})).numbers
+    assert [one.reading for one in nominal_alone if one.key == "ttft"] == ["nominal"]
+
+
 def test_degrees_that_divide_no_head_are_marked() -> None:
     for model, ways in (("falcon-7b", 2), ("llama-3-8b", 4)):
         lab = BY_KEY["tensor-parallel"]

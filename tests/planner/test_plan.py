@@ -6,7 +6,9 @@ import pytest
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.planner.ask import Ask, Pictures, Speculate, parse_link, parse_seconds, parse_speculate
+from ridgeline.planner.labs.parts import Case
 from ridgeline.planner.plan import Plan, plan
 from ridgeline.planner.report import as_json, as_text, little, waiting_s
 from ridgeline.planner.setup import Workshop
@@ -122,6 +124,26 @@ def test_an_encoder_of_any_size_sees_an_image_whole() -> None:
     assert any("1024 x 1024 pixels" in one for one in found.setup.choices)
     one = planned(replace(found.ask, pictures=replace(pictures, images=1, tiles=37**2))).setup.sight
     assert one is not None and one.flops * 2 == sight.flops and not one.note
+
+
+def test_prompts_in_waves_delay_tokens_and_in_bursts_first_tokens_too() -> None:
+    steady, waves, bursts = (plan(replace(BASE, arrivals=name), SHOP).steps.estimate
+                             for name in ("steady", "waves", "bursts"))
+    others_s = 15 * steady.prefill_s
+    assert waves.ttft_s == steady.ttft_s  # the assumed mix lets decodes wait for all
+    assert waves.mixed_s - waves.tpot_s == pytest.approx(others_s / 256)
+    assert bursts.mixed_s - bursts.tpot_s == pytest.approx(0.5 * others_s / 256)
+    assert bursts.ttft_s - steady.ttft_s == pytest.approx(0.5 * others_s)
+
+
+def test_weights_that_are_unpacked_cost_time_in_every_reading() -> None:
+    """By the closed form a prompt pays, as in the labs; a step reads them at a share of the bandwidth."""
+    packed = replace(BASE, weights="int4")
+    lab = Case(model="llama-3-8b", gpu="h100-sxm", weights="int4")
+    assert plan(packed, SHOP).nominal.ttft_s == pytest.approx(lab.prompt_s(2048))
+    slow = Workshop(Efficiency(unpack=0.5))
+    assert plan(packed, slow).steps.estimate.tpot_s > 1.5 * plan(packed, SHOP).steps.estimate.tpot_s
+    assert plan(BASE, slow).steps.estimate.tpot_s == plan(BASE, SHOP).steps.estimate.tpot_s
 
 
 def test_a_rate_keeps_its_batch_in_flight() -> None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ridgeline.ledger import closed
 from ridgeline.ledger.closed import Shape
-from ridgeline.planner.ask import Pictures
+from ridgeline.planner.ask import KV_BYTES, Pictures
 from ridgeline.planner.encoders import encoders
 from ridgeline.planner.lab import Bar, Control, Lab, Number, Result
 from ridgeline.planner.labs import parts
@@ -27,12 +27,15 @@ def _look(pictures: Pictures) -> Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Photo:
-    """One request: images of equal tiles and a text, through an encoder and a backbone on one device."""
+    """One request: images of equal tiles and a text, through an encoder and a backbone on one device. cache:
+    its format."""
 
     pictures: Pictures
     text_tokens: int
+    model: str
     backbone: Shape
-    cache_bytes: float
+    cache: str
+    gpu: str
     device: HardwareSpec
 
     @staticmethod
@@ -40,10 +43,10 @@ class Photo:
         name = text(values, "model")
         asked = Pictures(tiles=whole(values, "tiles"), images=int(values.get("images", 1)),
                          encoder=text(values, "encoder"), pooling=int(text(values, "pooling")))
-        return Photo(pictures=asked, text_tokens=whole(values, "text"),
-                     device=hardware(text(values, "device")),
+        return Photo(pictures=asked, text_tokens=whole(values, "text"), model=name,
+                     gpu=text(values, "device"), device=hardware(text(values, "device")),
                      backbone=BACKBONES[name] if name in BACKBONES else parts.shape(name),
-                     cache_bytes=parts.KV_BYTES[text(values, "cache")])
+                     cache=text(values, "cache"))
 
     def cut(self, tiles: float) -> "Photo":
         """The same in so many tiles an image."""
@@ -62,7 +65,7 @@ class Photo:
         return closed.prefill_flops(self.backbone, self.prompt_tokens)
 
     def kv_bytes(self, tokens: float) -> float:
-        return closed.kv_bytes(self.backbone, tokens, self.cache_bytes)
+        return closed.kv_bytes(self.backbone, tokens, KV_BYTES[self.cache])
 
     def encoder_s(self, flops: float) -> float:
         return flops / (self.device.peak_rate * ASSUMED.encoder)
@@ -76,6 +79,15 @@ class Photo:
         return {"preprocess": self.sight.tiles * ASSUMED.tile_s,
                 "vision encoder": self.encoder_s(self.sight.nominal_flops),
                 "prefill": self.prefill_s(self.prompt_tokens)}
+
+    @property
+    def exact_stages_s(self) -> dict[str, float] | None:
+        """The same as a plan estimates it; None for a backbone that has a shape alone."""
+        if self.model in BACKBONES:
+            return None
+        case = parts.Case(model=self.model, gpu=self.gpu, cache=self.cache)
+        return {**self.stages_s, "vision encoder": self.encoder_s(self.sight.flops),
+                "prefill": case.prefill(self.sight.tokens + self.text_tokens).estimate_s}
 
     @property
     def weight_bytes(self) -> float:
@@ -104,6 +116,10 @@ def _numbers(photo: Photo) -> tuple[Number, ...]:
               ("visual + text",) * 2, f"{sight.nominal_tokens:g} + {question}", pooled),
         number("ttft", "TTFT", ttft, "s", "preprocess + encoder + prefill",
                " + ".join(f"{s * 1e3:.3g} ms" for s in stages.values()), "nominal"),
+        *(number("ttft", "TTFT, as a plan estimates it", sum(seen.values()), "s",
+                 "preprocess + encoder + the prompt's lines at assumed shares",
+                 " + ".join(f"{s * 1e3:.3g} ms" for s in seen.values()), "exact")
+          for seen in (photo.exact_stages_s,) if seen),
         number("vision_share", "Vision share of TTFT", 1 - stages["prefill"] / ttft, "share",
                "(preprocess + encoder) / TTFT", f"1 - {stages['prefill']:.3g} s / {ttft:.3g} s", "nominal"),
         *both("kv_per_request", "KV per request", (kv, photo.kv_bytes(exact)), "bytes",

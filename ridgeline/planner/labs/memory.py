@@ -5,6 +5,7 @@ from ridgeline.blocks.attention.spec import AttentionSpec
 from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 from ridgeline.ledger import closed, training
+from ridgeline.planner.ask import KV_BYTES
 from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.forms import bars, both, chart, count, curve, gb, number, spread
@@ -48,7 +49,7 @@ def _context(values: Values) -> Result:
 def _heads(values: Values) -> Result:
     step, heads, context = whole(values, "step"), int(text(values, "heads")), whole(values, "context")
     layers, width = whole(values, "layers"), int(text(values, "head_dim"))
-    size = parts.KV_BYTES[text(values, "cache")]
+    size = KV_BYTES[text(values, "cache")]
     rope = RopeSpec(kind="default", theta=1e4, rotary_dim=64, max_position=131072)
 
     def shared(kv_heads: int) -> AttentionSpec:

@@ -13,11 +13,10 @@ from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
 from ridgeline.models.catalog import find_model, model_names
-from ridgeline.planner.ask import CACHES, WEIGHTS, Ask
+from ridgeline.planner.ask import CACHES, KV_BYTES, WEIGHTS, Ask
 from ridgeline.planner.lab import Bar, Control, Series, Value
 from ridgeline.planner.labs.forms import curve
 from ridgeline.planner.plan import limits
-from ridgeline.planner.room import KV_BYTES
 from ridgeline.planner.setup import Setup, Workshop
 from ridgeline.spec.cache import Paged, Window
 from ridgeline.spec.cost import Router
