@@ -1,4 +1,5 @@
-"""The outermost layer: request ids, API keys and cross-origin rules, before any route is looked up.
+"""The outermost layer: request ids, API keys and cross-origin rules, before any route is looked up. A key
+comes as Authorization: Bearer KEY or, as Anthropic's clients send it, as x-api-key: KEY.
 
 Open without a key: exactly the paths in OPEN, spelled as they are there, and the trees that the app names.
 Everything else needs one, unknown paths too.
@@ -16,7 +17,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.base.errors import ConfigError, RequestError
-from ridgeline.server.errors import error_body
+from ridgeline.server.errors import body_at
 
 OPEN = frozenset({"/health", "/ready", "/ping"})
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -45,11 +46,13 @@ class Keys:
         self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
 
     def caller(self, headers: Mapping[bytes, bytes], request_id: str) -> Caller | None:
-        """Who holds the key of the Authorization header, or None; the time taken does not tell which."""
+        """Who holds the key of the Authorization or the x-api-key header, or None; the time taken does not tell
+        which."""
         trace = headers.get(b"traceparent", b"").decode("latin-1")
         if not self._keys:
             return Caller(request_id=request_id, traceparent=trace)
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        written = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
+        scheme, _, token = written.partition(b" ")
         given = _digest(token.strip())
         found = [key for key in self._keys if hmac.compare_digest(given, key[0])]
         if scheme.lower() != b"bearer" or not found:
@@ -102,7 +105,7 @@ class Access:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        extra = [(b"x-request-id", request_id), *self._cors(headers)]
+        extra = [(b"x-request-id", request_id), (b"request-id", request_id), *self._cors(headers)]
         scope["caller"] = self._keys.caller(headers, request_id.decode())
 
         async def send_with_headers(message: Message) -> None:
@@ -114,7 +117,7 @@ class Access:
             await send_with_headers({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
         elif scope["caller"] is None and not self._is_open(scope["path"]):
-            await _refuse(send_with_headers)
+            await _refuse(scope["path"], send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
@@ -148,9 +151,9 @@ class Access:
         return answer
 
 
-async def _refuse(send: Send) -> None:
+async def _refuse(path: str, send: Send) -> None:
     error = RequestError("a valid API key is needed: send the header Authorization: Bearer KEY", status=401)
-    body = msgspec.json.encode(error_body(error))
+    body = msgspec.json.encode(body_at(path, error))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

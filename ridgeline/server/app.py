@@ -19,9 +19,10 @@ from starlette.types import ASGIApp
 from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.server.access import Access, Caller, Keys
 from ridgeline.server.answers import ModelList, to_json
-from ridgeline.server.errors import as_request_error, error_body
+from ridgeline.server.errors import as_request_error, body_at
 from ridgeline.server.health import Health
 from ridgeline.server.limits import LIMITS, too_large
+from ridgeline.server.messages import Messages
 from ridgeline.server.metrics import CONTENT_TYPE
 from ridgeline.server.openai import OpenAI, Reply
 from ridgeline.server.schema import describe_bodies
@@ -42,6 +43,7 @@ def build_app(
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
     _add_generation(app, api)
+    _add_messages(app, api)
     _add_model(app, api)
     _add_operation(app, api, health)
     describe_bodies(app)
@@ -60,6 +62,20 @@ def _add_generation(app: FastAPI, api: OpenAI) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await _generate(request, api.chat)
+
+
+def _add_messages(app: FastAPI, api: OpenAI) -> None:
+    messages = Messages(api)
+
+    @app.post("/v1/messages", tags=["generate"])
+    async def create_message(request: Request) -> Response:
+        """Answer a conversation, in Anthropic's dialect."""
+        return await _generate(request, messages.create)
+
+    @app.post("/v1/messages/count_tokens", tags=["model"])
+    async def count_tokens(request: Request) -> Response:
+        """The length of a conversation's prompt, in Anthropic's dialect."""
+        return _json(await messages.count_tokens(await _body(request)))
 
 
 def _add_model(app: FastAPI, api: OpenAI) -> None:
@@ -172,7 +188,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     refusal = as_request_error(error)
     if refusal.status in (429, 503):
         headers["retry-after"] = str(ceil(refusal.retry_after_s or RETRY_S))
-    return _json(to_json(error_body(refusal)), refusal.status, headers)
+    return _json(to_json(body_at(request.url.path, refusal)), refusal.status, headers)
 
 
 def _state(good: bool, text: str) -> Response:

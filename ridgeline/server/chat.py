@@ -12,20 +12,24 @@ from ridgeline.server.answers import (
     ChatDelta,
     to_json,
 )
-from ridgeline.server.form import ChunkUsage, Form
+from ridgeline.server.form import ChunkForm, ChunkUsage
 from ridgeline.server.job import Job
 from ridgeline.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from ridgeline.server.tools import ChoiceReader, Told, ToolUse
+from ridgeline.server.types import ChatRequest
 
 
-class ChatForm(Form):
+class ChatForm(ChunkForm):
     """The form of /v1/chat/completions. The role comes with a choice's first token."""
 
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
 
-    def __init__(self, job: Job, model: str, *, with_ids: bool, use: ToolUse | None = None,
-                 thought: bool | None = None) -> None:
-        super().__init__(job, model, with_ids=with_ids)
+    def __init__(
+        self, job: Job, model: str, request: ChatRequest, *, use: ToolUse | None, thought: bool | None
+    ) -> None:
+        super().__init__(
+            job, model, with_ids=bool(request.return_token_ids), options=request.stream_options
+        )
         plain, form = use is None and thought is None, None if use is None else use.form
         self._readers = [] if plain else [ChoiceReader(form, thought) for _ in range(job.params.n)]
 

@@ -9,20 +9,22 @@ from msgspec import UNSET
 from ridgeline.frontend.generation import Delta, LogprobEntry
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.server.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, to_json
-from ridgeline.server.form import ChunkUsage, Form
+from ridgeline.server.form import ChunkForm, ChunkUsage
 from ridgeline.server.job import Job
 from ridgeline.server.logprobs import completion_logprobs, first_token, prompt_entries, prompt_logprobs
 from ridgeline.server.prompts import Prompt
 from ridgeline.server.types import CompletionRequest
 
 
-class CompletionForm(Form):
+class CompletionForm(ChunkForm):
     """The form of /v1/completions. With max_tokens 0 the engine's one token is left out."""
 
-    prefix = "cmpl"
+    prefix = "cmpl-"
 
     def __init__(self, job: Job, model: str, request: CompletionRequest) -> None:
-        super().__init__(job, model, with_ids=bool(request.return_token_ids))
+        super().__init__(
+            job, model, with_ids=bool(request.return_token_ids), options=request.stream_options
+        )
         self._echo = bool(request.echo)
         self._echoes = [_shown(prompt, job.tokenizer) for prompt in job.prompts] if self._echo else []
         self._logprobs = request.logprobs is not None

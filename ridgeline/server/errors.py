@@ -1,9 +1,11 @@
-"""Errors as bodies: every refusal in OpenAI's form, with a type by status and a code for programs.
+"""Errors as bodies: every refusal in OpenAI's form, with a type by status and a code for programs; below
+/v1/messages in Anthropic's, with the same two beside.
 
-Knows no route and no request field; whoever refuses raises base.errors.RequestError.
+Knows no request field; whoever refuses raises base.errors.RequestError.
 """
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -17,6 +19,10 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
 _CODES = {
     400: "invalid_value",
     401: "invalid_api_key",
@@ -47,11 +53,29 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
+class AnthropicErrorBody(ErrorBody, frozen=True, kw_only=True):
+    """The same, marked as Anthropic marks what it sends."""
+
+    type: str = "error"
+
+
 def error_body(error: RequestError) -> ErrorBody:
     """The body of a refusal."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     code = error.code or _CODES.get(error.status, "error")
     return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=error.param, code=code))
+
+
+def anthropic_body(error: RequestError) -> AnthropicErrorBody:
+    """The same to Anthropic's clients."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return AnthropicErrorBody(error=msgspec.structs.replace(error_body(error).error, type=kind))
+
+
+def body_at(path: str, error: RequestError) -> ErrorBody:
+    """The body of a refusal in the form that clients of this path read."""
+    messages = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return anthropic_body(error) if messages else error_body(error)
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -69,3 +93,17 @@ def as_request_error(error: Exception) -> RequestError:
 def unsupported(param: str, what: str) -> RequestError:
     """A feature of the API that this server does not have."""
     return RequestError(f"{param}: {what}", param=param, code="unsupported_parameter")
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same refusal in a dialect. names: what a part of a field's path is called there."""
+    if error.param is None:
+        return error
+    param, text = error.param, str(error)
+    for name, other in names.items():
+        param = param.replace(name, other)
+    if text.startswith(error.param):
+        text = param + text[len(error.param):]
+    return RequestError(
+        text, param=param, code=error.code, status=error.status, retry_after_s=error.retry_after_s
+    )

@@ -1,32 +1,33 @@
-"""What the two generating endpoints share in turning a job into bodies: identity, usage and first chunks."""
+"""What the generating endpoints share in turning a job into bodies and events."""
 
 import time
 import uuid
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
+from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
-from ridgeline.server.answers import CachedTokens, Usage
+from ridgeline.server.answers import CachedTokens, Usage, to_json
+from ridgeline.server.errors import error_body
 from ridgeline.server.job import Job
+from ridgeline.server.stream import DONE, event
+from ridgeline.server.types import StreamOptions
 
 ChunkUsage = Usage | UnsetType | None
 
 
 class Form(ABC):
-    """How one job's outcome is written. with_ids: token ids are shown; always so for a model without a
-    tokenizer.
-    """
+    """How one job's outcome is written, whole or as server-sent events."""
 
     prefix: ClassVar[str]
 
-    def __init__(self, job: Job, model: str, *, with_ids: bool) -> None:
+    def __init__(self, job: Job, model: str) -> None:
         self.job = job
         self.model = model
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.with_ids = with_ids or job.tokenizer is None
         self._begun: set[int] = set()
 
     @abstractmethod
@@ -34,12 +35,16 @@ class Form(ABC):
         """The body of an answer that is not streamed, once the job is done."""
 
     @abstractmethod
-    def chunk(self, index: int, delta: Delta, usage: ChunkUsage) -> bytes | None:
-        """One event's body, or None when the delta has nothing to tell yet."""
+    def events(self, index: int, delta: Delta) -> bytes:
+        """The events of a choice's delta; none when it has nothing to tell yet."""
 
     @abstractmethod
-    def usage_chunk(self) -> bytes:
-        """The body of the last event, without choices."""
+    def end(self) -> bytes:
+        """The events that close a stream whose choices are all told."""
+
+    @abstractmethod
+    def failure(self, error: RequestError) -> bytes:
+        """The events that close a stream which cannot go on."""
 
     def usage(self) -> Usage:
         """Tokens so far, over all prompts and choices."""
@@ -61,3 +66,33 @@ class Form(ABC):
         first = index not in self._begun
         self._begun.add(index)
         return first
+
+
+class ChunkForm(Form):
+    """Streams as OpenAI's older endpoints write them: chunks of choices, then a mark. with_ids: token ids are
+    shown; always so for a model without a tokenizer.
+    """
+
+    def __init__(self, job: Job, model: str, *, with_ids: bool, options: StreamOptions | None) -> None:
+        super().__init__(job, model)
+        self.with_ids = with_ids or job.tokenizer is None
+        self._include = options is not None and bool(options.include_usage)
+        self._always = options is not None and bool(options.continuous_usage_stats)
+
+    @abstractmethod
+    def chunk(self, index: int, delta: Delta, usage: ChunkUsage) -> bytes | None:
+        """One event's body, or None when the delta has nothing to tell yet."""
+
+    @abstractmethod
+    def usage_chunk(self) -> bytes:
+        """The body of the last event, without choices."""
+
+    def events(self, index: int, delta: Delta) -> bytes:
+        body = self.chunk(index, delta, self.usage() if self._always else UNSET)
+        return b"" if body is None else event(body)
+
+    def end(self) -> bytes:
+        return event(self.usage_chunk()) + DONE if self._include else DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        return event(to_json(error_body(error))) + DONE

@@ -1,15 +1,13 @@
-"""The two generating endpoints from body to answer, without HTTP.
+"""The generating endpoints from body to answer, without HTTP; other dialects of chats answer through them.
 
 A refusal is raised before the first event exists; what fails later is told inside the stream.
 """
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-
-from msgspec import UNSET
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
@@ -18,11 +16,10 @@ from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.server.access import Caller
 from ridgeline.server.accounts import Accounts
 from ridgeline.server.admission import Admission
-from ridgeline.server.answers import to_json
 from ridgeline.server.chat import ChatForm
 from ridgeline.server.clocks import ChoiceTimes, RequestClock
 from ridgeline.server.completions import CompletionForm
-from ridgeline.server.errors import as_request_error, error_body, unsupported
+from ridgeline.server.errors import as_request_error, unsupported
 from ridgeline.server.form import Form
 from ridgeline.server.job import Engine, Job, Piece
 from ridgeline.server.live import Live
@@ -31,7 +28,7 @@ from ridgeline.server.params import chat_params, completion_params
 from ridgeline.server.parse import parse
 from ridgeline.server.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
 from ridgeline.server.served import Served
-from ridgeline.server.stream import DONE, Started, event
+from ridgeline.server.stream import Started
 from ridgeline.server.structured import grammar_of
 from ridgeline.server.tools import ToolUse, tool_use
 from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
@@ -39,6 +36,19 @@ from ridgeline.spec.sampling import SamplingParams
 
 _LOG = logging.getLogger("ridgeline.server")
 Reply = bytes | Started[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A chat as the model sees it. use: what it may call. thought: whether its prompt has opened a thought;
+    None for a model without thoughts."""
+
+    prompt: Prompt
+    use: ToolUse | None
+    thought: bool | None
+
+
+FormOf = Callable[[Job, Asked], Form]
 
 
 class OpenAI:
@@ -56,7 +66,7 @@ class OpenAI:
 
     async def completion(self, body: bytes, caller: Caller | None = None) -> Reply:
         """/v1/completions. Raises RequestError, or EngineDeadError, before anything of the answer exists."""
-        clock = self._arrived(caller)
+        clock = self.arrived(caller)
         with self.admission.enter():
             request = parse(body, CompletionRequest)
             self.check_model(request.model)
@@ -71,32 +81,44 @@ class OpenAI:
 
     async def chat(self, body: bytes, caller: Caller | None = None) -> Reply:
         """/v1/chat/completions. Raises as `completion` does."""
-        clock = self._arrived(caller)
+        clock = self.arrived(caller)
         with self.admission.enter():
             request = parse(body, ChatRequest)
-            self.check_model(request.model)
-            served = self.served
-            use = await beside(len(body), partial(tool_use, request, served))
-            params = chat_params(
-                request, served.vocab_size, served.defaults, _one(await grammar_of(request), use)
-            )
-            if use is not None and use.shows_control:
-                params = replace(params, skip_special_tokens=False)
-            self._check_served(request, params)
-            prompt = await chat_prompt(
-                served.text,
-                request.messages,
-                add_generation_prompt=request.add_generation_prompt,
-                variables=request.chat_template_kwargs,
-                tools=() if use is None else use.tools,
-            )
-            check_fits(prompt.token_ids, served, "messages")
-            thought = is_open(prompt.text or "") if served.thinks else None
-            params = replace(params, grammar=_with_thought(params.grammar, request, served, thought))
-            job = self._job(request, [prompt], params, clock)
-            with_ids = bool(request.return_token_ids)
-            form = ChatForm(job, served.card.id, with_ids=with_ids, use=use, thought=thought)
-            return await self._reply(form, request, clock)
+
+            def form(job: Job, asked: Asked) -> Form:
+                return ChatForm(job, self.served.card.id, request, use=asked.use, thought=asked.thought)
+
+            return await self.answer(request, clock, form, len(body))
+
+    async def answer(self, request: ChatRequest, clock: RequestClock, form: FormOf, size: int) -> Reply:
+        """A chat's answer, written as `form` does; size: of its body, in bytes. Raises as `completion` does.
+        """
+        asked = await self.asked(request, size)
+        use, served = asked.use, self.served
+        params = chat_params(
+            request, served.vocab_size, served.defaults, _one(await grammar_of(request), use)
+        )
+        if use is not None and use.shows_control:
+            params = replace(params, skip_special_tokens=False)
+        self._check_served(request, params)
+        check_fits(asked.prompt.token_ids, served, "messages")
+        params = replace(params, grammar=_with_thought(params.grammar, request, served, asked.thought))
+        job = self._job(request, [asked.prompt], params, clock)
+        return await self._reply(form(job, asked), request, clock)
+
+    async def asked(self, request: ChatRequest, size: int) -> Asked:
+        """What a chat asks of the model. Raises RequestError."""
+        self.check_model(request.model)
+        use = await beside(size, partial(tool_use, request, self.served))
+        prompt = await chat_prompt(
+            self.served.text,
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            variables=request.chat_template_kwargs,
+            tools=() if use is None else use.tools,
+        )
+        thought = is_open(prompt.text or "") if self.served.thinks else None
+        return Asked(prompt=prompt, use=use, thought=thought)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; no name means the one that is."""
@@ -108,7 +130,9 @@ class OpenAI:
                 status=404,
             )
 
-    def _arrived(self, caller: Caller | None) -> RequestClock:
+    def arrived(self, caller: Caller | None) -> RequestClock:
+        """The clock of a request that is here now."""
+
         def ended(clock: RequestClock, choice: ChoiceTimes) -> None:
             for listener in self.listeners:
                 listener(clock, choice)
@@ -141,36 +165,28 @@ class OpenAI:
 
     async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
         if request.stream:
-            return await Started.of(self._events(form, request, clock))
+            return await Started.of(self._events(form, clock))
         async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
             async for piece in pieces:
                 _check_whole(piece, form.job)
         return form.whole()
 
-    async def _events(
-        self, form: Form, request: Generate, clock: RequestClock
-    ) -> AsyncGenerator[bytes, None]:
-        options = request.stream_options
-        include = options is not None and bool(options.include_usage)
-        always = options is not None and bool(options.continuous_usage_stats)
+    async def _events(self, form: Form, clock: RequestClock) -> AsyncGenerator[bytes, None]:
         sent = False
         with self.admission.enter():
             try:
                 async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
                     async for piece in pieces:
                         _check_whole(piece, form.job)
-                        usage = form.usage() if always else UNSET
-                        body = form.chunk(piece.index, piece.delta, usage)
-                        if body is not None:
+                        body = form.events(piece.index, piece.delta)
+                        if body:
                             sent = True
-                            yield event(body)
-                if include:
-                    yield event(form.usage_chunk())
+                            yield body
+                yield form.end()
             except Exception as error:
                 if not sent:
                     raise
-                yield event(to_json(error_body(as_request_error(error))))
-            yield DONE
+                yield form.failure(as_request_error(error))
 
 
 def _priority(asked: int | None, least: int | None) -> int:
@@ -195,7 +211,7 @@ def _one(structured: str | None, use: ToolUse | None) -> str | None:
 def _with_thought(
     grammar: str | None, request: ChatRequest, served: Served, thought: bool | None
 ) -> str | None:
-    """The grammar of an answer with what may come before it. thought: as ChatForm takes it."""
+    """The grammar of an answer with what may come before it. thought: as in Asked."""
     budget = request.thinking_budget
     if thought is None or (grammar is None and budget is None):
         if budget is not None:

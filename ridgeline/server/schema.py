@@ -15,11 +15,14 @@ from ridgeline.server.answers import (
     TokenizeAnswer,
 )
 from ridgeline.server.errors import ErrorBody
+from ridgeline.server.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
 from ridgeline.server.types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, tuple[Any, Any]] = {
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
+    "/v1/messages": (MessagesRequest, MessageAnswer),
+    "/v1/messages/count_tokens": (CountRequest, CountAnswer),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
     "/v1/models": (None, ModelList),

@@ -20,9 +20,9 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-def event(body: bytes) -> bytes:
-    """One event; body is a JSON text on one line."""
-    return b"data: " + body + b"\n\n"
+def event(body: bytes, name: str = "") -> bytes:
+    """One event; body is a JSON text on one line. name: its type, for dialects that have some."""
+    return (b"event: %b\n" % name.encode() if name else b"") + b"data: " + body + b"\n\n"
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -69,14 +69,18 @@ class Told:
     calls: list[ToolCallAnswer] = field(default_factory=list)
 
 
-class _Reader:
-    """Thoughts first, where the model has some, then calls, where it may make some."""
+class AnswerReader:
+    """A choice's text as events: thoughts first, where the model has some, then the answer and its calls.
+
+    form: None when nothing can be called. thought: whether the prompt has opened one; None: there are none.
+    """
 
     def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
         self._thoughts = None if thought is None else ThoughtReader(inside=thought)
         self._calls = None if form is None else CallReader(form)
 
     def feed(self, text: str, *, last: bool) -> Iterator[Event]:
+        """Of the next piece; last: nothing comes behind it."""
         for event in self._thoughtful(text, last=last):
             if self._calls is None or not event.text:
                 yield event
@@ -95,14 +99,11 @@ class _Reader:
 
 
 class ChoiceReader:
-    """One choice's text as thoughts, content and calls; the ids of its calls.
-
-    form: None when nothing can be called. thought: whether the prompt has opened one; None: there are none.
-    """
+    """One choice's text as thoughts, content and calls, and the ids of its calls; made as an AnswerReader."""
 
     def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
         self._form, self._thought = form, thought
-        self._reader = _Reader(form, thought)
+        self._reader = AnswerReader(form, thought)
         self._ids: list[str] = []
 
     @property
@@ -111,7 +112,7 @@ class ChoiceReader:
 
     def whole(self, text: str) -> Told:
         """Of the whole text at once, its calls with the ids of the streamed ones."""
-        return self._told(list(_Reader(self._form, self._thought).feed(text, last=True)), whole=True)
+        return self._told(list(AnswerReader(self._form, self._thought).feed(text, last=True)), whole=True)
 
     def piece(self, text: str, *, last: bool) -> Told:
         """Of the next piece, in the form of a stream's deltas."""

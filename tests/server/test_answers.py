@@ -33,7 +33,8 @@ async def _events(api: OpenAI, path: str, **fields: Any) -> list[Any]:
     """Every event but the last, which is [DONE]."""
     reply = await getattr(api, path)(json.dumps(fields | {"stream": True}).encode())
     assert isinstance(reply, Started)
-    raw = [event async for event in reply]
+    joined = b"".join([part async for part in reply])
+    raw = [event + b"\n\n" for event in joined.split(b"\n\n")[:-1]]
     assert all(event.startswith(b"data: ") and event.endswith(b"\n\n") for event in raw)
     assert raw[-1] == b"data: [DONE]\n\n"
     assert not api.admission.num_active

@@ -1,0 +1,69 @@
+"""An answer's text as parts in order, thoughts, texts and calls, for dialects that tell them one by one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.frontend.tools.call import Event
+from ridgeline.server.tools import AnswerReader
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """number: its place in the answer. name: of a call. text: so far; of a call its arguments as JSON."""
+
+    number: int
+    kind: Literal["thought", "text", "call"]
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartNews:
+    """A part begins, has more text, or ends."""
+
+    part: Part
+    what: Literal["begin", "more", "end"]
+    text: str = ""
+
+
+class PartReader:
+    """Reads one answer, in pieces or at once: the parts are the same."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self.parts: list[Part] = []
+        self._reader = reader
+        self._call: int | None = None  # of the part that is open
+        self._open = False
+
+    @property
+    def has_called(self) -> bool:
+        return any(part.kind == "call" for part in self.parts)
+
+    def feed(self, text: str, *, last: bool) -> Iterator[PartNews]:
+        """What the next piece brings; last: nothing comes behind it."""
+        for event in self._reader.feed(text, last=last):
+            yield from self._take(event)
+        if last:
+            yield from self._close()
+
+    def _take(self, event: Event) -> Iterator[PartNews]:
+        text = event.text or event.reasoning or event.arguments
+        if not text and event.name is None:
+            return
+        kind: Literal["thought", "text", "call"] = (
+            "call" if event.call is not None else "thought" if event.reasoning else "text"
+        )
+        if not self._open or self.parts[-1].kind != kind or self._call != event.call:
+            yield from self._close()
+            self.parts.append(Part(number=len(self.parts), kind=kind, name=event.name or ""))
+            self._open, self._call = True, event.call
+            yield PartNews(part=self.parts[-1], what="begin")
+        if text:
+            self.parts[-1].text += text
+            yield PartNews(part=self.parts[-1], what="more", text=text)
+
+    def _close(self) -> Iterator[PartNews]:
+        if self._open:
+            self._open = False
+            yield PartNews(part=self.parts[-1], what="end")
