@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
@@ -75,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="also write a report that needs no network: slots over time, loads, what-ifs")
 
 
 def _add_cluster(group: argparse._ActionsContainer) -> None:
@@ -209,6 +212,8 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     servings = _servings(args, workload)
     check_targets(topology.engines[0], servings[0].targets, workload)
     outcomes = [_run(topology, serving, workload) for serving in servings]
+    if args.html is not None:
+        _write_html(args, model, servings, workload)
     about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
     if args.json:
         found = {one.policy: one.as_json() for one in outcomes}
@@ -216,6 +221,19 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
         return
     print(f"{topology.name}; {workload.about}; {targets_text(servings[0].targets)}")
     print(outcomes_text(outcomes))
+
+
+def _write_html(args: argparse.Namespace, model: str, servings: "list[Serving]",
+                workload: "Workload") -> None:
+    from ridgeline.commands.study import make_study
+    from ridgeline.web.report import write_report
+    from ridgeline.workload.make import make_workload
+
+    closed = workload.num_at_a_time is not None
+    at_rate = None if closed else _rates(replace(_workload_ask(args), rate=None), make_workload)
+    study = make_study(args, lambda flags: _topology(flags, model), servings, workload, at_rate,
+                       say=lambda what: print(f"report: {what}", file=sys.stderr))
+    write_report(study, args.html)
 
 
 def _capacity(args: argparse.Namespace, model: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ridgeline.base.errors import RequestError
-from ridgeline.base.trace import Record, RequestRecord, StepRecord
+from ridgeline.base.trace import Record, RequestRecord, StepRecord, Trace
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
 from ridgeline.schedule.speculate import Shape
@@ -121,14 +121,14 @@ class _Life:
 
 
 class _Books:
-    """A trace: an engine's steps go to its meter, its requests to the cluster, which joins their parts."""
+    """A trace between: an engine's steps pass, its requests go to the cluster, which joins their parts."""
 
     def __init__(self, cluster: "Cluster", node: int) -> None:
         self._cluster, self._node = cluster, node
 
     def add(self, record: Record) -> None:
         if isinstance(record, StepRecord):
-            self._cluster.meters[self._node].add(record)
+            self._cluster.traces[self._node].add(record)
         else:
             self._cluster.take(self._node, record)
 
@@ -137,11 +137,12 @@ class _Books:
 
 
 class Cluster:
-    """A `sim.run.Front`. meters: one an engine, in the topology's order; a request counts where it ended."""
+    """A `sim.run.Front`. traces: one an engine, in the topology's order; a request's record, of all its way,
+    goes to that of the engine where it ended."""
 
-    def __init__(self, topology: Topology, serving: Serving, meters: Sequence[Meter]) -> None:
+    def __init__(self, topology: Topology, serving: Serving, traces: Sequence[Trace]) -> None:
         machines = topology.machines
-        self.meters = meters
+        self.traces = traces
         self._nodes = [Node(one, serving, _Books(self, i)) for i, one in enumerate(machines)]
         work = {id(one): _Work(one) for one in machines}
         self._work = [work[id(one)] for one in machines]
@@ -235,7 +236,7 @@ class Cluster:
         if node not in self._last and record.finish == Finish.LENGTH and life.new.params.max_tokens != 1:
             life.first = record
         else:
-            self.meters[node].add(life.joined(record))
+            self.traces[node].add(life.joined(record))
 
     # ---- caches on their way
 
@@ -268,7 +269,7 @@ class Cluster:
             return
         assert life.first is not None
         self._outstanding.ended(request_id)
-        self.meters[life.node].add(replace(
+        self.traces[life.node].add(replace(
             life.first, num_output=0, first_token_s=None, token_times_s=(), finish=str(Finish.ABORT),
             finished_s=life.gone_s))
         del self._lives[request_id]
@@ -299,17 +300,30 @@ class Cluster:
         self._serial += 1
 
 
-def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
-                     progress: Progress = lambda begun, now: None) -> Outcome:
-    """A topology under a workload."""
-    holds = serving.batch_holds
-    meters = [Meter(one.capacity.num_pages, batch_holds=holds) for one in topology.machines]
-    cluster = Cluster(topology, serving, meters)
+def drive(topology: Topology, serving: Serving, workload: Workload, traces: Sequence[Trace],
+          progress: Progress = lambda begun, now: None) -> int:
+    """A topology under a workload, one trace an engine; how many requests could never run."""
+    cluster = Cluster(topology, serving, traces)
     clients = Clients(cluster, workload, topology.engines[0].capacity.vocab_size, progress)
     if workload.num_at_a_time is None:
         clients.run()
     else:
         clients.run_closed(workload.num_at_a_time)
-    return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
-                      num_refused=clients.num_refused, targets=serving.targets,
-                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour)
+    return clients.num_refused
+
+
+def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Sequence[Meter],
+            num_refused: int) -> Outcome:
+    """The numbers of what was driven."""
+    return outcome_of(serving.policy, meters, num_offered=len(workload.requests), num_refused=num_refused,
+                      targets=serving.targets, num_devices=topology.num_devices,
+                      usd_per_hour=topology.usd_per_hour)
+
+
+def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
+                     progress: Progress = lambda begun, now: None) -> Outcome:
+    """A topology under a workload."""
+    meters = [Meter(one.capacity.num_pages, batch_holds=serving.batch_holds)
+              for one in topology.machines]
+    return outcome(topology, serving, workload, meters,
+                   drive(topology, serving, workload, meters, progress))

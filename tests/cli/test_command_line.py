@@ -40,7 +40,7 @@ FLAGS = {
         "--reading", "--kv", "--example", "--policy", "--compare", "--ttft", "--tpot", "--max-num-seqs", "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
-        "--replicas", "--prefill", "--decode", "--router", "--link",
+        "--replicas", "--prefill", "--decode", "--router", "--link", "--html",
     },
     "bench": set(),
     **{f"bench {what}": ENGINE | {
