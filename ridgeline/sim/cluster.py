@@ -18,7 +18,7 @@ from ridgeline.base.trace import Record, RequestRecord, StepRecord, Trace
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
 from ridgeline.schedule.speculate import Shape
-from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.node import Leaps, Machine, Node, Plans, Serving
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
 from ridgeline.sim.run import Clients, Progress
 from ridgeline.workload.offered import Workload
@@ -123,8 +123,12 @@ class _Life:
 class _Books:
     """A trace between: an engine's steps pass, its requests go to the cluster, which joins their parts."""
 
-    def __init__(self, cluster: "Cluster", node: int) -> None:
+    def __init__(self, cluster: "Cluster", node: int, trace: Trace) -> None:
         self._cluster, self._node = cluster, node
+        if isinstance(trace, Leaps):
+            self.leapt = trace.leapt
+        if isinstance(trace, Plans):
+            self.planned = trace.planned
 
     def add(self, record: Record) -> None:
         if isinstance(record, StepRecord):
@@ -143,7 +147,8 @@ class Cluster:
     def __init__(self, topology: Topology, serving: Serving, traces: Sequence[Trace]) -> None:
         machines = topology.machines
         self.traces = traces
-        self._nodes = [Node(one, serving, _Books(self, i)) for i, one in enumerate(machines)]
+        self._nodes = [Node(one, serving, _Books(self, i, trace))
+                       for i, (one, trace) in enumerate(zip(machines, traces, strict=True))]
         work = {id(one): _Work(one) for one in machines}
         self._work = [work[id(one)] for one in machines]
         self._cache_bytes = [one.cache_bytes for one in machines]

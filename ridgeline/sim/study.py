@@ -83,11 +83,9 @@ class Study:
 
 def watch(name: str, topology: Topology, serving: Serving, workload: Workload) -> Run:
     """A run with everything that happened."""
-    watches = [Watch(one, batch_holds=serving.batch_holds) for one in topology.machines]
-    machines = [one.machine for one in watches]
-    seen = replace(topology, engines=tuple(machines[:len(topology.engines)]),
-                   decode=tuple(machines[len(topology.engines):]))
-    refused = drive(seen, serving, workload, watches)
+    watches = [Watch(one.capacity.num_pages, batch_holds=serving.batch_holds)
+               for one in topology.machines]
+    refused = drive(topology, serving, workload, watches)
     meters = [one.meter for one in watches]
     engines = []
     for place, one in enumerate(watches):

@@ -1,7 +1,7 @@
 """What happened in a run, for pictures: which slot did what when, and how full the cache was. Costs memory
 for every step, so that only what is looked at is watched.
 
-A step's rows are in its plan, which the price is asked for; when it ran is in its record. This joins both.
+A step's rows are in its plan, and when it ran is in its record. This joins both.
 """
 
 from bisect import bisect_left
@@ -9,16 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.trace import Record, StepRecord
-from ridgeline.ledger.steps import StepSeconds
-from ridgeline.ledger.sums import StepShape
 from ridgeline.schedule.plan import StepPlan
-from ridgeline.sim.node import Machine
 from ridgeline.sim.outcome import Meter
 
 PREFILL, DECODE, IDLE = "prefill", "decode", "idle"
@@ -45,30 +41,13 @@ class _Seen:
     decodes: NDArray[np.bool_]
 
 
-class _Asked:
-    """A machine's seconds, with the plans that they are asked for kept."""
-
-    def __init__(self, inner: StepSeconds, seen: dict[int, _Seen]) -> None:
-        self._inner, self._seen = inner, seen
-
-    def __call__(self, step: StepShape) -> float:
-        if isinstance(step, StepPlan):
-            self._seen[step.step] = _Seen(row=step.row, request=step.request,
-                                          decodes=np.arange(step.num_rows) < step.num_decodes)
-        return self._inner(step)
-
-    def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
-        return self._inner.decodes(start, num_steps)
-
-
 class Watch:
-    """A trace of one engine. machine: what the engine must run on, for its plans to be seen."""
+    """A trace of one engine, told of its plans too; it takes no leaps, since it wants each step."""
 
-    def __init__(self, machine: Machine, *, batch_holds: bool = False) -> None:
-        self.meter = Meter(machine.capacity.num_pages, batch_holds=batch_holds)
+    def __init__(self, num_pages: int, *, batch_holds: bool = False) -> None:
+        self.meter = Meter(num_pages, batch_holds=batch_holds)
         self._seen: dict[int, _Seen] = {}
-        self.machine = replace(machine, seconds=_Asked(machine.seconds, self._seen))
-        self._num_pages = machine.capacity.num_pages - 1
+        self._num_pages = num_pages - 1
         self._batch_holds = batch_holds
         self._steps: list[StepRecord] = []
 
@@ -76,6 +55,10 @@ class Watch:
         self.meter.add(record)
         if isinstance(record, StepRecord):
             self._steps.append(record)
+
+    def planned(self, plan: StepPlan) -> None:
+        self._seen[plan.step] = _Seen(row=plan.row, request=plan.request,
+                                      decodes=np.arange(plan.num_rows) < plan.num_decodes)
 
     def close(self) -> None:
         """Nothing is held."""

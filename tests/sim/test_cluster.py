@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.base.trace import Record, StepRecord
-from ridgeline.sim.cluster import Cluster, Topology, simulate_cluster
+from ridgeline.sim.cluster import Cluster, Topology, drive, simulate_cluster
 from ridgeline.sim.node import Machine, Node, Serving
-from ridgeline.sim.outcome import Meter
+from ridgeline.sim.outcome import Ended, Meter
 from ridgeline.sim.run import Clients, simulate
 from ridgeline.workload.offered import Offered, Workload
 from tests.sim.helpers_sim import machine, workload
@@ -18,22 +18,29 @@ ENGINE = replace(machine(), cache_bytes=lambda num_tokens: 10.0 * num_tokens, li
 MIXED = [(0.7 * i, 5 + 37 * i % 90, 1 + 5 * i % 13) for i in range(24)]
 
 
-class Kept(Meter):
-    """A meter that keeps the steps too."""
+class Kept:
+    """A trace that keeps the steps too, and so takes no leaps."""
 
     def __init__(self) -> None:
-        super().__init__(200)
         self.steps: list[StepRecord] = []
+        self._meter = Meter(200)
+
+    @property
+    def ended(self) -> list[Ended]:
+        return self._meter.ended
 
     def add(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             self.steps.append(record)
-        super().add(record)
+        self._meter.add(record)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def run(topology: Topology, load: Workload, serving: Serving = FCFS) -> list[Kept]:
+def run(topology: Topology, load: Workload) -> list[Kept]:
     meters = [Kept() for _ in topology.machines]
-    cluster = Cluster(topology, serving, meters)
+    cluster = Cluster(topology, FCFS, meters)
     clients = Clients(cluster, load, 1000)
     if load.num_at_a_time:
         clients.run_closed(load.num_at_a_time)
@@ -116,6 +123,17 @@ def test_equal_prompts_stay_together_and_others_spread() -> None:
         meters = run(Topology(engines=(big,) * 4, router=router), load)
         computed[router] = sum(step.prefill_tokens for meter in meters for step in meter.steps)
     assert computed["prefix:4"] == 3 * 300 + 13 * 44 < computed["round-robin"] == 12 * 300 + 4 * 44
+
+
+def test_leaps_change_nothing_in_a_split() -> None:
+    """What is simulated step by step in the tests above comes out the same in leaps."""
+    topology = Topology(engines=(ENGINE,) * 2, decode=(ENGINE,) * 2)
+    leapt = [Meter(200) for _ in topology.machines]
+    drive(topology, FCFS, workload(*MIXED), leapt)
+    for one, other in zip(leapt, run(topology, workload(*MIXED)), strict=True):
+        assert [(e.record, e.times_s.tolist()) for e in one.ended] == [
+            (e.record, e.times_s.tolist()) for e in other.ended]
+        assert one.num_steps == len(other.steps)
 
 
 def test_cost_and_devices_are_those_of_all_engines() -> None:
