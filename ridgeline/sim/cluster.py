@@ -110,14 +110,16 @@ class _Life:
     def joined(self, record: RequestRecord) -> RequestRecord:
         """The whole request's record, from that of its last engine."""
         first = self.first
-        if first is None:
+        if first is None or first.first_token_s is None:
             return record
+        waits_s = Counter(first.waits_s)
+        waits_s.update(record.waits_s)
         return replace(
-            record, num_prompt=first.num_prompt, num_cached=first.num_cached,
-            num_output=1 + record.num_output,
+            first, num_output=1 + record.num_output, finish=record.finish, finished_s=record.finished_s,
             num_preemptions=first.num_preemptions + record.num_preemptions, first_token_s=self.there_s,
-            wasted_tokens=first.wasted_tokens + record.wasted_tokens,
-            first_scheduled_s=first.first_scheduled_s, token_times_s=(self.there_s, *record.token_times_s))
+            wasted_tokens=first.wasted_tokens + record.wasted_tokens, waits_s=dict(waits_s),
+            transfer_s=self.there_s - first.first_token_s,
+            token_times_s=(self.there_s, *record.token_times_s))
 
 
 class _Books:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.base.stats import ttft_parts
 from ridgeline.base.trace import Record, StepRecord
 from ridgeline.sim.cluster import Cluster, Topology, drive, simulate_cluster
 from ridgeline.sim.node import Machine, Node, Serving
@@ -73,6 +74,8 @@ def test_a_split_hands_the_cache_on_once_the_prompt_is_done() -> None:
     assert ended.record.first_token_s == pytest.approx(there) and ended.record.arrived_s == 5.0
     assert (ended.record.num_prompt, ended.record.num_output) == (20, 4) and ended.record.finish == "length"
     assert [step.prefill_tokens for step in second.steps] == [0, 0, 0]
+    parts = {name: part for name, part in ttft_parts(ended.record).items() if part}
+    assert parts == pytest.approx({"prefill": 1.2, "transfer": 2.0}) and ended.record.num_chunks == 1
 
 
 @pytest.mark.parametrize(("router", "at_a_time"), [("round-robin", None), ("least-work", 5),
@@ -92,7 +95,7 @@ def test_nothing_is_lost_or_computed_twice_in_a_split(router: str, at_a_time: in
     computed = sum(step.prefill_tokens for meter in meters[:2] for step in meter.steps)
     assert computed == sum(prompt for _, prompt, _ in MIXED)
     assert not any(step.prefill_tokens for meter in meters[2:] for step in meter.steps)
-    assert all(meter.steps for meter in meters)
+    assert sum(bool(meter.steps) for meter in meters) >= 4
 
 
 def test_caches_wait_where_there_is_no_room_for_them() -> None:
