@@ -16,6 +16,7 @@ from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
 
 if TYPE_CHECKING:
+    from ridgeline.sim.capacity import Capacity
     from ridgeline.sim.cluster import Topology
     from ridgeline.sim.node import Serving
     from ridgeline.sim.outcome import Outcome
@@ -249,15 +250,40 @@ def _capacity(args: argparse.Namespace, model: str) -> None:
     check_targets(topology.engines[0], servings[0].targets, at_rate(1.0))
     found = [find_capacity(lambda rate, serving=serving: _run(topology, serving, at_rate(rate)),  # type: ignore[misc]
                            args.attainment) for serving in servings]
+    splits = [] if not topology.decode else [
+        _against_replicas(args, topology, serving, at_rate, one) for serving, one in zip(servings, found)]
     if args.json:
         each = {one.outcome.policy: {"rate": one.rate, "attainment": one.attainment,
                                      "tried": one.tried, "at_rate": one.outcome.as_json()} for one in found}
+        for of, split in zip(each.values(), splits):
+            of |= split
         _print_json({"machine": topology.name, **(next(iter(each.values())) if not args.compare
                                                  else {"policies": each})})
         return
     print(f"{topology.name}; {targets_text(servings[0].targets)} for {args.attainment:.0%} of what is "
           "offered")
     print(capacity_text(found))
+    for one, split in zip(found, splits):
+        border = split["pays_from"]
+        print(f"{one.outcome.policy}: as replicas, the same devices reach {split['replicas_rate']:.3g}/s; "
+              + ("the split does not pay" if border is None else
+                 f"the split pays from {border:.3g}/s on, by its goodput"))
+
+
+def _against_replicas(args: argparse.Namespace, topology: "Topology", serving: "Serving",
+                      at_rate: "Callable[[float], Workload]", found: "Capacity") -> dict[str, Any]:
+    """What the same devices reach as replicas and, where the split reaches more, the rate from which on it
+    gives more goodput."""
+    from ridgeline.sim.capacity import find_capacity
+    from ridgeline.sim.pays import pays_from
+
+    whole = topology.as_replicas()
+    reached = find_capacity(lambda rate: _run(whole, serving, at_rate(rate)), args.attainment).rate
+    border = None
+    if found.rate > reached:
+        border = pays_from(lambda rate: _run(topology, serving, at_rate(rate)),
+                           lambda rate: _run(whole, serving, at_rate(rate)), found.rate / 16, found.rate)
+    return {"replicas_rate": reached, "pays_from": border}
 
 
 def _rates(ask: WorkloadAsk, make: "Callable[[WorkloadAsk], Workload]") -> "Callable[[float], Workload]":

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.sim.cluster import Topology, simulate_cluster
+from ridgeline.sim.fragments import compare_memory
 from ridgeline.sim.node import Serving
 from ridgeline.sim.outcome import Outcome
 from ridgeline.sim.report import targets_text
@@ -35,13 +36,15 @@ def make_study(args: argparse.Namespace, build: Build, servings: Sequence[Servin
     best = max(range(len(runs)), key=lambda place: runs[place].outcome.goodput)
     say("loads")
     loads = () if at_rate is None else _loads(topology, servings, few, at_rate)
+    say("memory")
+    memory = compare_memory(topology.engines[0], servings[best], few)
     say("knobs")
     return Study(
         title=topology.name, targets=servings[0].targets, runs=runs,
         about=(workload.about, targets_text(servings[0].targets),
                f"{len(few.requests)} of {len(workload.requests)} requests"),
         examples=_example(args, build, servings[0], workload),
-        loads=loads, base=runs[best], changes=list(_changes(args, build, servings[best], few)))
+        loads=loads, memory=memory, base=runs[best], changes=list(_changes(args, build, servings[best], few)))
 
 
 def _first(workload: Workload, num: int) -> Workload:

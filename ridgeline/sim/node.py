@@ -96,9 +96,9 @@ class Node:
         self._executor = executor = LedgerExecutor(
             capacity, machine.seconds, machine.max_in_flight,
             seen=trace.planned if isinstance(trace, Plans) else lambda plan: None)
-        manager = serving.manager(capacity)
+        self.manager = serving.manager(capacity)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
-        scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
+        scheduler = Scheduler(capacity, self.manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
                               max_num_seqs=capacity.num_rows)
         self.max_request_tokens = scheduler.max_request_tokens
         self.loop = Loop(scheduler, executor, self.clock, trace)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.cluster import Topology, drive, outcome
+from ridgeline.sim.fragments import MemoryUse
 from ridgeline.sim.node import Machine, Serving
 from ridgeline.sim.outcome import Ended, Outcome
 from ridgeline.sim.watch import Segment, Watch
@@ -49,21 +50,6 @@ class Change:
     before: str
     after: str
     outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """How a way to hand out memory spends it, in shares of the cache on average over time: computed tokens,
-    room handed out and empty, room that no request's size fits, and what is free. most_residents: sequences
-    at once."""
-
-    name: str
-    used: float
-    internal: float
-    external: float
-    free: float
-    mean_residents: float
-    most_residents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ridgeline.base.stats import tpot_s, ttft_s
 from ridgeline.planner.lab import Chart, Mark, Series
 from ridgeline.schedule.targets import Targets
+from ridgeline.sim.fragments import MemoryUse
 from ridgeline.sim.outcome import Ended, Outcome
-from ridgeline.sim.study import Change, Loads, MemoryUse, Run, Study
+from ridgeline.sim.study import Change, Loads, Run, Study
 from ridgeline.web.app import plot_library
 
 _HERE = Path(__file__).parent

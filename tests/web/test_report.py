@@ -9,8 +9,9 @@ import pytest
 
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.cluster import Topology, simulate_cluster
+from ridgeline.sim.fragments import MemoryUse
 from ridgeline.sim.node import Serving
-from ridgeline.sim.study import Change, Loads, MemoryUse, Study, watch
+from ridgeline.sim.study import Change, Loads, Study, watch
 from ridgeline.web.report import report_html, write_report
 from tests.sim.helpers_sim import machine, workload
 from tests.web.browser import chromium
