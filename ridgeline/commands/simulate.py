@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
@@ -15,6 +16,7 @@ from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
 
 if TYPE_CHECKING:
+    from ridgeline.sim.capacity import Capacity
     from ridgeline.sim.cluster import Topology
     from ridgeline.sim.node import Machine, Serving
     from ridgeline.sim.outcome import Outcome
@@ -75,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="also write a report that needs no network: slots over time, loads, what-ifs")
 
 
 def _add_cluster(group: argparse._ActionsContainer) -> None:
@@ -209,6 +213,8 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     servings = _servings(args, workload)
     check_targets(topology.engines[0], servings[0].targets, workload)
     outcomes = [_run(topology, serving, workload) for serving in servings]
+    if args.html is not None:
+        _write_html(args, model, servings, workload)
     about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
     if args.json:
         found = {one.policy: one.as_json() for one in outcomes}
@@ -216,6 +222,19 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
         return
     print(f"{topology.name}; {workload.about}; {targets_text(servings[0].targets)}")
     print(outcomes_text(outcomes))
+
+
+def _write_html(args: argparse.Namespace, model: str, servings: "list[Serving]",
+                workload: "Workload") -> None:
+    from ridgeline.commands.study import make_study
+    from ridgeline.web.report import write_report
+    from ridgeline.workload.make import make_workload
+
+    closed = workload.num_at_a_time is not None
+    at_rate = None if closed else _rates(replace(_workload_ask(args), rate=None), make_workload)
+    study = make_study(args, lambda flags: _topology(flags, model), servings, workload, at_rate,
+                       say=lambda what: print(f"report: {what}", file=sys.stderr))
+    write_report(study, args.html)
 
 
 def _capacity(args: argparse.Namespace, model: str) -> None:
@@ -231,15 +250,40 @@ def _capacity(args: argparse.Namespace, model: str) -> None:
     check_targets(topology.engines[0], servings[0].targets, at_rate(1.0))
     found = [find_capacity(lambda rate, serving=serving: _run(topology, serving, at_rate(rate)),  # type: ignore[misc]
                            args.attainment) for serving in servings]
+    splits = [] if not topology.decode else [
+        _against_replicas(args, topology, serving, at_rate, one) for serving, one in zip(servings, found)]
     if args.json:
         each = {one.outcome.policy: {"rate": one.rate, "attainment": one.attainment,
                                      "tried": one.tried, "at_rate": one.outcome.as_json()} for one in found}
+        for of, split in zip(each.values(), splits):
+            of |= split
         _print_json({"machine": topology.name, **(next(iter(each.values())) if not args.compare
                                                  else {"policies": each})})
         return
     print(f"{topology.name}; {targets_text(servings[0].targets)} for {args.attainment:.0%} of what is "
           "offered")
     print(capacity_text(found))
+    for one, split in zip(found, splits):
+        border = split["pays_from"]
+        print(f"{one.outcome.policy}: as replicas, the same devices reach {split['replicas_rate']:.3g}/s; "
+              + ("the split does not pay" if border is None else
+                 f"the split pays from {border:.3g}/s on, by its goodput"))
+
+
+def _against_replicas(args: argparse.Namespace, topology: "Topology", serving: "Serving",
+                      at_rate: "Callable[[float], Workload]", found: "Capacity") -> dict[str, Any]:
+    """What the same devices reach as replicas and, where the split reaches more, the rate from which on it
+    gives more goodput."""
+    from ridgeline.sim.capacity import find_capacity
+    from ridgeline.sim.pays import pays_from
+
+    whole = topology.as_replicas()
+    reached = find_capacity(lambda rate: _run(whole, serving, at_rate(rate)), args.attainment).rate
+    border = None
+    if found.rate > reached:
+        border = pays_from(lambda rate: _run(topology, serving, at_rate(rate)),
+                           lambda rate: _run(whole, serving, at_rate(rate)), found.rate / 16, found.rate)
+    return {"replicas_rate": reached, "pays_from": border}
 
 
 def _rates(ask: WorkloadAsk, make: "Callable[[WorkloadAsk], Workload]") -> "Callable[[float], Workload]":

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ridgeline.base.errors import RequestError
-from ridgeline.base.trace import Record, RequestRecord, StepRecord
+from ridgeline.base.trace import Record, RequestRecord, StepRecord, Trace
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
 from ridgeline.schedule.speculate import Shape
-from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.node import Leaps, Machine, Node, Plans, Serving
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
 from ridgeline.sim.run import Clients, Progress
 from ridgeline.workload.offered import Workload
@@ -110,25 +110,31 @@ class _Life:
     def joined(self, record: RequestRecord) -> RequestRecord:
         """The whole request's record, from that of its last engine."""
         first = self.first
-        if first is None:
+        if first is None or first.first_token_s is None:
             return record
+        waits_s = Counter(first.waits_s)
+        waits_s.update(record.waits_s)
         return replace(
-            record, num_prompt=first.num_prompt, num_cached=first.num_cached,
-            num_output=1 + record.num_output,
+            first, num_output=1 + record.num_output, finish=record.finish, finished_s=record.finished_s,
             num_preemptions=first.num_preemptions + record.num_preemptions, first_token_s=self.there_s,
-            wasted_tokens=first.wasted_tokens + record.wasted_tokens,
-            first_scheduled_s=first.first_scheduled_s, token_times_s=(self.there_s, *record.token_times_s))
+            wasted_tokens=first.wasted_tokens + record.wasted_tokens, waits_s=dict(waits_s),
+            transfer_s=self.there_s - first.first_token_s,
+            token_times_s=(self.there_s, *record.token_times_s))
 
 
 class _Books:
-    """A trace: an engine's steps go to its meter, its requests to the cluster, which joins their parts."""
+    """A trace between: an engine's steps pass, its requests go to the cluster, which joins their parts."""
 
-    def __init__(self, cluster: "Cluster", node: int) -> None:
+    def __init__(self, cluster: "Cluster", node: int, trace: Trace) -> None:
         self._cluster, self._node = cluster, node
+        if isinstance(trace, Leaps):
+            self.leapt = trace.leapt
+        if isinstance(trace, Plans):
+            self.planned = trace.planned
 
     def add(self, record: Record) -> None:
         if isinstance(record, StepRecord):
-            self._cluster.meters[self._node].add(record)
+            self._cluster.traces[self._node].add(record)
         else:
             self._cluster.take(self._node, record)
 
@@ -137,12 +143,14 @@ class _Books:
 
 
 class Cluster:
-    """A `sim.run.Front`. meters: one an engine, in the topology's order; a request counts where it ended."""
+    """A `sim.run.Front`. traces: one an engine, in the topology's order; a request's record, of all its way,
+    goes to that of the engine where it ended."""
 
-    def __init__(self, topology: Topology, serving: Serving, meters: Sequence[Meter]) -> None:
+    def __init__(self, topology: Topology, serving: Serving, traces: Sequence[Trace]) -> None:
         machines = topology.machines
-        self.meters = meters
-        self._nodes = [Node(one, serving, _Books(self, i)) for i, one in enumerate(machines)]
+        self.traces = traces
+        self._nodes = [Node(one, serving, _Books(self, i, trace))
+                       for i, (one, trace) in enumerate(zip(machines, traces, strict=True))]
         work = {id(one): _Work(one) for one in machines}
         self._work = [work[id(one)] for one in machines]
         self._cache_bytes = [one.cache_bytes for one in machines]
@@ -235,7 +243,7 @@ class Cluster:
         if node not in self._last and record.finish == Finish.LENGTH and life.new.params.max_tokens != 1:
             life.first = record
         else:
-            self.meters[node].add(life.joined(record))
+            self.traces[node].add(life.joined(record))
 
     # ---- caches on their way
 
@@ -268,7 +276,7 @@ class Cluster:
             return
         assert life.first is not None
         self._outstanding.ended(request_id)
-        self.meters[life.node].add(replace(
+        self.traces[life.node].add(replace(
             life.first, num_output=0, first_token_s=None, token_times_s=(), finish=str(Finish.ABORT),
             finished_s=life.gone_s))
         del self._lives[request_id]
@@ -299,17 +307,30 @@ class Cluster:
         self._serial += 1
 
 
-def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
-                     progress: Progress = lambda begun, now: None) -> Outcome:
-    """A topology under a workload."""
-    holds = serving.batch_holds
-    meters = [Meter(one.capacity.num_pages, batch_holds=holds) for one in topology.machines]
-    cluster = Cluster(topology, serving, meters)
+def drive(topology: Topology, serving: Serving, workload: Workload, traces: Sequence[Trace],
+          progress: Progress = lambda begun, now: None) -> int:
+    """A topology under a workload, one trace an engine; how many requests could never run."""
+    cluster = Cluster(topology, serving, traces)
     clients = Clients(cluster, workload, topology.engines[0].capacity.vocab_size, progress)
     if workload.num_at_a_time is None:
         clients.run()
     else:
         clients.run_closed(workload.num_at_a_time)
-    return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
-                      num_refused=clients.num_refused, targets=serving.targets,
-                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour)
+    return clients.num_refused
+
+
+def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Sequence[Meter],
+            num_refused: int) -> Outcome:
+    """The numbers of what was driven."""
+    return outcome_of(serving.policy, meters, num_offered=len(workload.requests), num_refused=num_refused,
+                      targets=serving.targets, num_devices=topology.num_devices,
+                      usd_per_hour=topology.usd_per_hour)
+
+
+def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
+                     progress: Progress = lambda begun, now: None) -> Outcome:
+    """A topology under a workload."""
+    meters = [Meter(one.capacity.num_pages, batch_holds=serving.batch_holds)
+              for one in topology.machines]
+    return outcome(topology, serving, workload, meters,
+                   drive(topology, serving, workload, meters, progress))

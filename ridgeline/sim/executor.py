@@ -5,7 +5,7 @@ time.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -36,12 +36,15 @@ class _Begun:
 
 
 class LedgerExecutor:
-    """A step takes seconds(plan). A row that samples gets a token that depends on its request and place."""
+    """A step takes seconds(plan). A row that samples gets a token that depends on its request and place.
+    seen: told of each plan, but of those that are leapt over."""
 
-    def __init__(self, capacity: Capacity, seconds: StepSeconds, max_in_flight: int = 2) -> None:
+    def __init__(self, capacity: Capacity, seconds: StepSeconds, max_in_flight: int = 2,
+                 seen: Callable[[StepPlan], object] = lambda plan: None) -> None:
         self.max_in_flight = max_in_flight
         self._capacity = capacity
         self._seconds = seconds
+        self._seen = seen
         self._begun: deque[_Begun] = deque()
         self._next_ticket = 0
         self._free_at_s = 0.0
@@ -53,6 +56,7 @@ class LedgerExecutor:
 
     def begin(self, plan: StepPlan, now: float) -> int:
         assert len(self._begun) < self.max_in_flight
+        self._seen(plan)
         started_s = max(now, self._free_at_s)
         alone = plan.num_decodes == plan.num_rows
         took_s = float(self._seconds.decodes(plan.start, 1)[0]) if alone else self._seconds(plan)

@@ -19,6 +19,7 @@ from ridgeline.ledger.steps import StepSeconds
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest, Output
@@ -77,6 +78,13 @@ class Leaps(Trace, Protocol):
     def leapt(self, leap: Leap) -> None: ...
 
 
+@runtime_checkable
+class Plans(Trace, Protocol):
+    """A trace that is also told of each step's plan, which has its rows, as it begins."""
+
+    def planned(self, plan: StepPlan) -> None: ...
+
+
 class Node:
     """Scheduler, loop, executor and virtual clock. trace: takes the records of its steps and requests; one
     that takes leaps too is not told one by one of steps in which nothing changes."""
@@ -85,10 +93,12 @@ class Node:
         self.machine = machine
         self.clock = VirtualClock()
         capacity = machine.capacity
-        self._executor = executor = LedgerExecutor(capacity, machine.seconds, machine.max_in_flight)
-        manager = serving.manager(capacity)
+        self._executor = executor = LedgerExecutor(
+            capacity, machine.seconds, machine.max_in_flight,
+            seen=trace.planned if isinstance(trace, Plans) else lambda plan: None)
+        self.manager = serving.manager(capacity)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
-        scheduler = Scheduler(capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
+        scheduler = Scheduler(capacity, self.manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
                               max_num_seqs=capacity.num_rows)
         self.max_request_tokens = scheduler.max_request_tokens
         self.loop = Loop(scheduler, executor, self.clock, trace)

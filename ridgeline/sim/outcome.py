@@ -55,7 +55,7 @@ class Meter:
     def __init__(self, num_pages: int, *, batch_holds: bool = False) -> None:
         self.ended: list[Ended] = []
         self.num_steps = self.num_preemptions = 0
-        self.busy_s = self.prefill_s = self.page_s = self.resident_s = 0.0
+        self.busy_s = self.prefill_s = self.page_s = self.resident_s = self.row_s = 0.0
         self.most_pages = self.most_residents = 0
         self.num_rows = self.num_held = 0  # slot-steps: those that took part, and those that were taken
         self._num_pages = num_pages - 1
@@ -90,6 +90,7 @@ class Meter:
         self.resident_s += record.running * record.measured_s
         self.most_residents = max(self.most_residents, record.running)
         self.num_rows += record.num_decodes + record.num_chunks
+        self.row_s += (record.num_decodes + record.num_chunks) * record.measured_s
         self.num_held += self._hold(record.running)
 
     def leapt(self, leap: Leap) -> None:
@@ -103,6 +104,7 @@ class Meter:
         self.resident_s += float(took_s @ leap.running)
         self.most_residents = max(self.most_residents, int(leap.running.max()))
         self.num_rows += int(leap.num_rows.sum())
+        self.row_s += float(took_s @ leap.num_rows)
         self.num_held += sum(map(self._hold, leap.running.tolist()))
 
     def _hold(self, running: int) -> int:

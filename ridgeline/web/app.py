@@ -68,7 +68,7 @@ class _Site:
         self._load, self._turn = load, threading.Lock()
         self._files = {path.name: path for path in (_HERE / "static").iterdir()}
         self._plotly = f"plotly-{version('plotly')}.min.js"
-        self._files[self._plotly] = _plot_library()
+        self._files[self._plotly] = plot_library()
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "pages"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -166,7 +166,7 @@ class _Site:
         return Response(text, status, media_type="text/html", headers=headers)
 
 
-def _plot_library() -> Path:
+def plot_library() -> Path:
     """plotly.js out of the installed Python package, which is not imported."""
     spec = importlib.util.find_spec("plotly")
     assert spec is not None and spec.origin is not None

@@ -41,7 +41,7 @@ FLAGS = {
         "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
-        "--replicas", "--prefill", "--decode", "--router", "--link",
+        "--replicas", "--prefill", "--decode", "--router", "--link", "--html",
     },
     "bench": set(),
     **{f"bench {what}": ENGINE | {

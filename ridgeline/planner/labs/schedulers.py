@@ -1,35 +1,36 @@
-"""Four schedulers over one set of requests: a small deterministic model of what differs between them, fed
-by closed forms. It is not the engine's scheduler: whatever makes `Life`s of requests can stand in its place.
-Source: "The Mechanics of LLM Inference", The scheduling problem."""
+"""Four schedulers over one set of requests: the scheduler and the KV manager that serve, in virtual time, at
+the closed forms' seconds a step. Source: "The Mechanics of LLM Inference", The scheduling problem."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.ledger.sums import StepShape
+from ridgeline.schedule.executor import Capacity
+from ridgeline.sim.cluster import Topology, drive
+from ridgeline.sim.node import Machine, Serving
+from ridgeline.sim.outcome import Ended, Meter
+from ridgeline.spec.cache import Paged, plan_layout
+from ridgeline.workload.offered import Offered, Workload
 
 SCHEDULERS = ("static", "continuous", "chunked", "disaggregated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Tokens in and out, and when it arrives in seconds."""
-
-    prompt: int
-    output: int
-    arrival_s: float = 0.0
+_BLOCK = 1024  # tokens of a page: there are always enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """One request's time, in seconds from its arrival on: waiting, in prefill (its cache's way to another
-    device included), in decode (stalls included), and holding a slot after its last token. busy_s: in a slot
-    until its last token. gap_s: its longest wait between two tokens."""
+    device included), in decode (stalls included), and holding a slot after its last token. gap_s: its longest
+    wait between two tokens."""
 
     arrival_s: float
     queued_s: float
     prefill_s: float
     decode_s: float
     held_s: float
-    busy_s: float
     gap_s: float
 
     @property
@@ -42,6 +43,19 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a scheduler made of the requests. lives: in their order. row_s: of the steps of the device that
+    makes answers, times the slots that take part in them."""
+
+    lives: Sequence[Life]
+    row_s: float
+
+    @property
+    def end_s(self) -> float:
+        return max(life.end_s for life in self.lives)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Seconds of a prompt of so many tokens, of a decode step (batch, mean context), and of a cache's way to
     another device."""
@@ -51,84 +65,69 @@ class Costs:
     transfer: Callable[[float], float]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Slot:
-    request: Request
-    began_s: float
-    entered_s: float = 0.0
-    read: int = 0
-    times: list[float] = field(default_factory=list)
+class _Seconds:
+    """`ledger.steps.StepSeconds` by closed forms: a step's decodes, and its prompts one after another."""
 
-    @property
-    def done(self) -> bool:
-        return len(self.times) == self.request.output
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
 
-    def life(self, left_s: float) -> Life:
-        first, last = self.times[0], self.times[-1]
-        gaps = [b - a for a, b in zip(self.times, self.times[1:])]
-        return Life(arrival_s=self.request.arrival_s, queued_s=self.began_s - self.request.arrival_s,
-                    prefill_s=first - self.began_s, decode_s=last - first, held_s=max(left_s - last, 0.0),
-                    busy_s=last - self.entered_s, gap_s=max(gaps, default=0.0))
+    def __call__(self, step: StepShape) -> float:
+        start, count = np.asarray(step.start), np.asarray(step.count)
+        alone = (count == 1) & (start > 0)
+        seconds = float(self.decodes(start[alone], 1)[0]) if alone.any() else 0.0
+        for begin, num in zip(start[~alone].tolist(), count[~alone].tolist(), strict=True):
+            seconds += self._costs.prompt(begin + num) - (self._costs.prompt(begin) if begin else 0.0)
+        return max(seconds, self._costs.step(1, 0))  # a chunk reads the weights too
 
-
-def schedule(name: str, requests: Sequence[Request], *, slots: int, chunk: int, costs: Costs) -> list[Life]:
-    """The lives of the requests, in their order; they arrive in that order. chunk: prompt tokens a step, of
-    the chunked scheduler. Disaggregated: prompts one after another on a device of their own."""
-    waiting = [_Slot(request=one, began_s=one.arrival_s) for one in requests]
-    ready = [one.arrival_s for one in requests]
-    if name == "disaggregated":
-        free = 0.0
-        for i, one in enumerate(waiting):
-            one.began_s = max(free, one.request.arrival_s)
-            free = one.began_s + costs.prompt(one.request.prompt)
-            one.read = one.request.prompt
-            ready[i] = free + costs.transfer(one.request.prompt)
-    left = _run(waiting, ready, slots, chunk if name == "chunked" else None, name == "static", costs)
-    return [one.life(left[i]) for i, one in enumerate(waiting)]
+    def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
+        rows = len(start)
+        context = float(start.sum()) / rows + 1
+        return np.array([self._costs.step(rows, context + ahead) for ahead in range(num_steps)])
 
 
-def _run(all_of_them: list[_Slot], ready: list[float], slots: int, chunk: int | None, static: bool,
-         costs: Costs) -> list[float]:
-    """Steps until all are done; when each left its slot."""
-    now, running, left = 0.0, list[int](), [math.inf] * len(all_of_them)
-    queue = list(range(len(all_of_them)))
-    while queue or running:
-        begun = static and any(all_of_them[i].read for i in running)  # a static batch takes nobody in
-        while queue and ready[queue[0]] <= now and len(running) < slots and not begun:
-            one = all_of_them[queue[0]]
-            one.entered_s = now
-            if one.read:  # its first token comes with its cache
-                one.times.append(now)
-            else:
-                one.began_s = now
-            running.append(queue.pop(0))
-        if not running:
-            now = ready[queue[0]]
-            continue
-        now += _step([all_of_them[i] for i in running], chunk, now, costs)
-        gone = [i for i in running if all_of_them[i].done]
-        if not static or len(gone) == len(running):
-            for i in gone:
-                left[i] = now
-            running = [i for i in running if i not in gone]
-    return left
+def schedule(requests: Sequence[Offered], *, slots: int, chunk: int, costs: Costs) -> dict[str, Course]:
+    """By scheduler. chunk: tokens of a step of the chunked one. Disaggregated: prompts on a device of their
+    own."""
+    most = max(one.num_prompt + one.num_output for one in requests)
+    layout, seconds = plan_layout([(Paged(bytes_per_entry=1),)], block_tokens=_BLOCK), _Seconds(costs)
+    machine = Machine(
+        name="closed forms", seconds=seconds, floor=seconds, cache_bytes=costs.transfer, link_bytes_per_s=1.0,
+        capacity=Capacity(layout=layout, num_pages=(slots + 1) * layout.pages_for(most + _BLOCK) + 1,
+                          num_rows=slots, max_step_tokens=slots * most, max_model_len=most + 1,
+                          vocab_size=1 << 15))
+    one, split = Topology(engines=(machine,)), Topology(engines=(machine,), decode=(machine,))
+    return {"static": _course(one, "static", requests), "continuous": _course(one, "fcfs", requests),
+            "chunked": _course(one, f"chunked:{chunk}", requests),
+            "disaggregated": _course(split, "fcfs", requests)}
 
 
-def _step(running: list[_Slot], chunk: int | None, now: float, costs: Costs) -> float:
-    """One step: a decode of all that can, and one prompt or a chunk of it. Its seconds."""
-    decodes = [one for one in running if one.read == one.request.prompt and not one.done]
-    reading = next((one for one in running if one.read < one.request.prompt), None)
-    seconds = 0.0
-    if decodes:
-        context = sum(one.request.prompt + len(one.times) for one in decodes) / len(decodes)
-        seconds += costs.step(len(decodes), context)
-    if reading:
-        take = min(chunk or reading.request.prompt, reading.request.prompt - reading.read)
-        seconds += costs.prompt(reading.read + take) - costs.prompt(reading.read)
-        reading.read += take
-        if reading.read == reading.request.prompt:
-            decodes.append(reading)
-    seconds = max(seconds, costs.step(1, 0))  # a chunk reads the weights too
-    for one in decodes:
-        one.times.append(now + seconds)
-    return seconds
+def _course(topology: Topology, policy: str, requests: Sequence[Offered]) -> Course:
+    meters = [Meter(one.capacity.num_pages) for one in topology.machines]
+    drive(topology, Serving(policy=policy, prefix_caching=False), Workload(requests=requests, about=""),
+          meters)
+    ended = sorted((one for meter in meters for one in meter.ended), key=lambda one: int(one.record.id))
+    held_until = _batch_ends(ended) if policy == "static" else {}
+    return Course(lives=[_life(one, held_until.get(one.record.id, 0.0)) for one in ended],
+                  row_s=meters[-1].row_s)
+
+
+def _life(one: Ended, held_until_s: float) -> Life:
+    record, first_s, last_s = one.record, float(one.times_s[0]), float(one.times_s[-1])
+    began_s = record.first_scheduled_s or record.arrived_s
+    return Life(arrival_s=record.arrived_s, queued_s=began_s - record.arrived_s, prefill_s=first_s - began_s,
+                decode_s=last_s - first_s, held_s=max(held_until_s - last_s, 0.0),
+                gap_s=float(np.diff(one.times_s).max(initial=0.0)))
+
+
+def _batch_ends(ended: Sequence[Ended]) -> Mapping[str, float]:
+    """When the static batch of each request ended: the next begins no sooner."""
+    ends: dict[str, float] = {}
+    batch: list[str] = []
+    until_s = 0.0
+    for record in sorted((one.record for one in ended), key=lambda record: record.first_scheduled_s or 0.0):
+        if (record.first_scheduled_s or 0.0) >= until_s:
+            batch = []
+        batch.append(record.id)
+        until_s = max(until_s, record.finished_s)
+        ends.update(dict.fromkeys(batch, until_s))
+    return ends

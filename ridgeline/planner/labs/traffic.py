@@ -6,7 +6,8 @@ from ridgeline.planner.lab import Lab, Result
 from ridgeline.planner.labs import parts
 from ridgeline.planner.labs.forms import bars, chart, curve, number, spread
 from ridgeline.planner.labs.parts import Case, Values, real, slider, whole
-from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, Request, schedule
+from ridgeline.planner.labs.schedulers import SCHEDULERS, Costs, schedule
+from ridgeline.workload.offered import Offered
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _PROMPTS = (512, 128, 2048, 256, 8192, 1024, 128, 4096)
@@ -67,30 +68,30 @@ def _schedulers(values: Values) -> Result:
     case, chosen = Case.of(values), SCHEDULERS[whole(values, "step") - 1]
     slots, every, same = whole(values, "slots"), real(values, "every_ms") * 1e-3, bool(values["uniform"])
     mean = (sum(_PROMPTS) // 8, round(sum(_OUTPUTS) / 8))
-    requests = [Request(prompt=mean[0] if same else p, output=mean[1] if same else o, arrival_s=i * every)
+    requests = [Offered(num_prompt=mean[0] if same else p, num_output=mean[1] if same else o,
+                        arrived_s=i * every)
                 for i, (p, o) in enumerate(zip(_PROMPTS, _OUTPUTS))]
     costs = Costs(prompt=case.prompt_s, step=case.step_s,
                   transfer=lambda n: case.sequence_bytes(n) / (real(values, "link") * 1e9))
-    lives = {name: schedule(name, requests, slots=slots, chunk=whole(values, "chunk"), costs=costs)
-             for name in SCHEDULERS}
-    mine, ends = lives[chosen], {name: max(life.end_s for life in of) for name, of in lives.items()}
-    outputs = tuple(one.output for one in requests)
+    courses = schedule(requests, slots=slots, chunk=whole(values, "chunk"), costs=costs)
+    mine, ends = courses[chosen].lives, {name: of.end_s for name, of in courses.items()}
+    outputs = tuple(one.num_output for one in requests)
     numbers = (
         number("scheduler", "Scheduler", chosen),
         number("makespan", "Until all are done", ends[chosen], "s", "last token of the last"),
         number("tok_s", "Throughput", sum(outputs) / ends[chosen], "tok/s", "tokens / time"),
-        number("used", "Slots in use", sum(life.busy_s for life in mine) / (slots * ends[chosen]), "share",
-               "time in a slot until the last token / (slots * time)"),
+        number("used", "Slots in use", courses[chosen].row_s / (slots * ends[chosen]), "share",
+               "slots that take part in steps, over time / (slots * time)"),
         number("static", "Slots in use, all as one static batch", closed.slot_utilisation(outputs), "share",
                "sum of outputs / (B * longest)", f"{sum(outputs)} / ({len(outputs)} * {max(outputs)})"),
         number("ttft", "Mean TTFT", sum(life.ttft_s for life in mine) / len(mine), "s"),
         number("ttft_worst", "Worst TTFT", max(life.ttft_s for life in mine), "s"),
         number("gap", "Longest wait between two tokens", max(life.gap_s for life in mine), "s"),
         number("devices", "Devices", 2 if chosen == "disaggregated" else 1))
-    names = tuple(f"{i + 1}: {one.prompt}+{one.output}" for i, one in enumerate(requests))
+    names = tuple(f"{i + 1}: {one.num_prompt}+{one.num_output}" for i, one in enumerate(requests))
     spent = {"waiting": [x.queued_s for x in mine], "prefill": [x.prefill_s for x in mine],
              "decode": [x.decode_s for x in mine], "slot held, doing nothing": [x.held_s for x in mine]}
-    gaps = tuple(max(life.gap_s for life in of) for of in lives.values())
+    gaps = tuple(max(life.gap_s for life in of.lives) for of in courses.values())
     charts = (
         chart("lives", f"Eight requests, {chosen}", "request: tokens in + out", "s", *bars(names, spent),
               stacked=True),
@@ -98,8 +99,8 @@ def _schedulers(values: Values) -> Result:
         chart("makespan", "Until all are done", "", "s", *bars(SCHEDULERS, {"time": [*ends.values()]})))
     return Result(numbers=numbers, charts=charts, num_steps=len(SCHEDULERS), notes=(
         _SAID[chosen],
-        "A small deterministic model feeds this page: steps priced by the closed forms, no preemption, no "
-        "shared prefixes. Disaggregation counts two devices, and a prompt that is done may wait for a slot.",
+        "The scheduler that serves feeds this page, in virtual time: steps by the closed forms, memory "
+        "without end, no shared prefixes. Disaggregation has two devices, and an answer may wait for a slot.",
         "Equal requests show none of this: static batching looks fine and chunks look like overhead. Measure "
         "with your own lengths and arrivals, and report tails.",
         "Pages waste less than a block a sequence; 131072 tokens reserved for 40 used are 17 GB for 5 MB."))
