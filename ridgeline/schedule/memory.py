@@ -255,7 +255,8 @@ class Memory:
         enough, and it should wait."""
         if request.imported <= computed:
             return True
-        fits = alone or self._lacking(request, computed) <= 0
+        away = self._manager.num_away_pages(request.number)
+        fits = alone or self._lacking(request, computed) + away <= 0
         if not fits or not self._reserve(request, request.imported):
             return False
         self._manager.commit(request.number, request.imported, request.tokens)
