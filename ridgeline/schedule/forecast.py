@@ -21,7 +21,7 @@ class Outputs:
     that were heard of last.
     """
 
-    def __init__(self, *, quantile: float = 0.7, most_seen: int = 256, most_tenants: int = 1000) -> None:
+    def __init__(self, *, quantile: float = 0.5, most_seen: int = 256, most_tenants: int = 1000) -> None:
         self._quantile = quantile
         self._most_seen = most_seen
         self._most_tenants = most_tenants

@@ -126,16 +126,15 @@ class Memory:
     def _victim(self, below: list[Request], num_pages: int) -> Request:
         """Who of these gives way, in order of rank, for so many pages: see above. When nobody holds enough,
         who holds most for what it has computed, and the caller asks again."""
-        last = below[-1]
-        peers = [running for running in below if not self._policy.outranks(running, last)]
-        scheduled = self._rows.scheduled
-        peers.sort(key=lambda running: (scheduled[running.row], [-part for part in running.order]))
+        last, scheduled = below[-1], self._rows.scheduled.tolist()
+        peers = [running for running in reversed(below) if not self._policy.outranks(running, last)]
+        peers.sort(key=lambda running: scheduled[running.row])  # the later in rank of two that cost the same
         best, most = last, -1.0
         for running in peers:
             own = self._manager.own_pages(running.number)
             if own >= num_pages:
                 return running
-            worth = own / max(1, int(scheduled[running.row]))
+            worth = own / max(1, scheduled[running.row])
             if worth > most:
                 best, most = running, worth
         return best
