@@ -27,6 +27,7 @@ from ridgeline.schedule.plan import (
     StepResult,
 )
 from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
@@ -118,6 +119,7 @@ class FakeExecutor:
     max_model_len: int = 128
     max_in_flight: int = 2
     speculate: int = 0
+    num_host_pages: int = 0
     fail: Callable[[StepPlan], Sequence[int]] = lambda plan: ()
     blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None
     lose: Callable[[StepPlan], bool] = lambda plan: False
@@ -128,14 +130,16 @@ class FakeExecutor:
         self._queue: list[tuple[int, StepPlan]] = []
         self._rows: dict[int, _Row] = {}
         self._tables: list[dict[tuple[int, int], int]] = [{} for _ in self.layout.groups]
-        self._arena: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self._spaces: list[dict[int, dict[int, tuple[int, int]]]] = [defaultdict(dict), defaultdict(dict)]
+        self._arena = self._spaces[0]
         self._num_begun = 0
         self._lost: set[int] = set()
 
     def capacity(self) -> Capacity:
         return Capacity(
             layout=self.layout, num_pages=self.num_pages, num_rows=self.num_rows, vocab_size=VOCAB,
-            max_step_tokens=self.max_step_tokens, max_model_len=self.max_model_len)
+            max_step_tokens=self.max_step_tokens, max_model_len=self.max_model_len,
+            num_host_pages=self.num_host_pages)
 
     def begin(self, plan: StepPlan, now: float) -> int:
         assert len(self._queue) < self.max_in_flight
@@ -173,9 +177,13 @@ class FakeExecutor:
             for row, index, page in zip(news.row.tolist(), news.index.tolist(), news.page.tolist()):
                 assert 0 <= page < self.num_pages
                 table[row, index] = page
-        for source, target in zip(plan.copies.source.tolist(), plan.copies.target.tolist()):
-            assert source and target and source != target
-            self._arena[target] = dict(self._arena[source])
+        copies, sizes = plan.copies, (self.num_pages, self.num_host_pages)
+        for from_space, source, to_space, target in zip(
+                copies.source_space.tolist(), copies.source.tolist(), copies.target_space.tolist(),
+                copies.target.tolist()):
+            assert 0 < source < sizes[from_space] and 0 < target < sizes[to_space]
+            assert (from_space, source) != (to_space, target)
+            self._spaces[to_space][target] = dict(self._spaces[from_space][source])
         self._write(plan)
         self._read(plan)
         return self._sample(plan)
@@ -300,20 +308,23 @@ class Harness:
                  max_step_tokens: int = 64, max_model_len: int = 128, depth: int = 2, policy: str = "fcfs",
                  cache: bool = True, prefix_caching: bool = True, block_tokens: int = 4, check: bool = True,
                  speculate: int = 0, manager: Manager | None = None, overload: Overload | None = None,
+                 num_host_pages: int = 0, pressure: Pressure = NO_PRESSURE,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  lose: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
         self.clock = VirtualClock()
         self.executor = FakeExecutor(
             layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_step_tokens=max_step_tokens,
-            max_model_len=max_model_len, max_in_flight=depth, speculate=speculate, fail=fail, lose=lose,
-            blow_up=blow_up, clock=self.clock)
+            max_model_len=max_model_len, max_in_flight=depth, speculate=speculate,
+            num_host_pages=num_host_pages, fail=fail, lose=lose, blow_up=blow_up, clock=self.clock)
         self.manager = manager or KVManager(self.executor.layout, num_pages,
-                                            prefix_caching=prefix_caching and cache)
+                                            prefix_caching=prefix_caching and cache,
+                                            num_host_pages=num_host_pages)
         self.scheduler = Scheduler(
             self.executor.capacity(), self.manager, make_policy(policy), eos_token_ids=EOS, cache=cache,
             max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows, overload=overload,
-            speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None)
+            speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None,
+            pressure=pressure)
         self.trace = RingTrace()
         self.loop = Loop(self.scheduler, self.executor, self.clock, self.trace)
         self.told: dict[tuple[str, int], Told] = defaultdict(Told)

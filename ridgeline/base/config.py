@@ -19,13 +19,15 @@ class EngineConfig:
     model: a local folder, a GGUF file, a Hub id, or a published shape name with load_format "dummy".
     device: "auto" (a GPU where there is one), "cpu" or "cuda". dtype: "auto" (the fast path of the device),
     "float32" (exact, the reference numerics) or "bfloat16". kv_cache_dtype: "auto", "float32" or "bfloat16".
-    kv_cache_bytes: the arena. threads: compute threads. load_format: "auto" or "dummy". block_tokens: tokens
-    of a block of the largest cache group, None for what the device's kernels read best. hf_overrides: fields
-    that replace those of the checkpoint's config; None drops one. speculate: "ngram" (what followed these
-    tokens before) or "draft:MODEL" (a smaller model of the same vocabulary) drafts tokens that a step then
-    verifies; speculate_max: of a sequence in a step. cache: False runs the naive quadratic path
-    that recomputes everything at each step (the slow twin). ttft_s, tpot_s: targets, what a request is
-    promised; overload: "queue", "shed" or "degrade" requests that certainly miss the first.
+    kv_cache_bytes: the arena. host_kv_bytes: of host memory for what the arena has no room for, 0 for none.
+    kv_watermark_bytes: of the arena, left free when a request starts beside others. threads: compute threads.
+    load_format: "auto" or "dummy". block_tokens: tokens of a block of the largest cache group, None for what
+    the device's kernels read best. hf_overrides: fields that replace those of the checkpoint's config; None
+    drops one. speculate: "ngram" (what followed these tokens before) or "draft:MODEL" (a smaller model of the
+    same vocabulary) drafts tokens that a step then verifies; speculate_max: of a sequence in a step. cache:
+    False runs the naive quadratic path that recomputes everything at each step (the slow twin). ttft_s,
+    tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that certainly
+    miss the first.
     """
 
     model: str | None = None
@@ -41,6 +43,8 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
+    host_kv_bytes: int | None = None
+    kv_watermark_bytes: int = 0
     block_tokens: int | None = None
     prefix_caching: bool = True
     cache: bool = True

@@ -29,6 +29,11 @@ def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
     return read_positive
 
 
+def zero_or(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader that takes 0 too."""
+    return lambda text: 0 if text.strip() == "0" else read(text)
+
+
 count = positive(parse_count)
 size = positive(parse_bytes)
 seconds = positive(float)
@@ -99,6 +104,20 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--kv-cache-bytes", type=size, metavar="BYTES", help="size of the KV cache, such as 512MB or 2GiB"
+    )
+    group.add_argument(
+        "--host-kv-bytes",
+        type=zero_or(size),
+        metavar="BYTES",
+        help="host memory for preempted requests and evicted prefixes, up to 8GB on a GPU; 0: none, the "
+        "default on a CPU, where it would be the same memory",
+    )
+    group.add_argument(
+        "--kv-watermark-bytes",
+        type=zero_or(size),
+        default=0,
+        metavar="BYTES",
+        help="of the KV cache, left free when a request starts beside others (0)",
     )
     group.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     group.add_argument(

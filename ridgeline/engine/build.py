@@ -27,6 +27,7 @@ from ridgeline.engine.floors import (
     steps_of,
     worker_of,
 )
+from ridgeline.engine.host import decide_host, pressure_of
 from ridgeline.engine.machine import available_bytes, num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
 from ridgeline.engine.sizes import (
@@ -177,13 +178,14 @@ def build_engine(
     stride, kept_bytes = decide_snapshots(capacity, price, profile.read_bytes_per_s, startup)
     manager = KVManager(
         capacity.layout, capacity.num_pages, prefix_caching=config.prefix_caching and config.cache,
-        snapshot_stride=stride, snapshot_bytes=kept_bytes,
+        snapshot_stride=stride, snapshot_bytes=kept_bytes, num_host_pages=capacity.num_host_pages,
     )  # fmt: skip
     speculation = Speculation(capacity.num_rows, config.speculate_max, price) if drafter is not None else None
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
         cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
+        pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     _say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
@@ -277,6 +279,9 @@ def _capacity(
         max_model_len=sizes.max_model_len,
         vocab_size=spec.vocab_size,
         prompt_borders=prompt_borders(spec, sizes.max_model_len),
+        num_host_pages=decide_host(
+            config, layout, on_gpu=on_gpu, num_pages=sizes.num_pages, free_bytes=available_bytes(),
+            startup=startup),
     )
 
 
@@ -387,6 +392,7 @@ def _info(
         "max_num_batched_tokens": capacity.max_step_tokens,
         "weights_bytes": sum(_held_bytes(weights).values()),
         "kv_cache_bytes": capacity.num_pages * capacity.layout.page_bytes,
+        "host_kv_bytes": capacity.num_host_pages * capacity.layout.page_bytes,
         "num_pages": capacity.num_pages,
         "page_bytes": capacity.layout.page_bytes,
         "block_tokens": min(

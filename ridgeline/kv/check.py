@@ -2,17 +2,18 @@
 debug."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.copies import DEVICE, HOST, CopyQueue
 from ridgeline.kv.kinds import Room
 from ridgeline.kv.pool import NULL_PAGE, PagePool
 from ridgeline.kv.prefix import PrefixIndex
 from ridgeline.kv.seqtable import GroupTable, SeqTable
+from ridgeline.kv.tier import HostTier
 
 
-def check_all(rooms: Sequence[Room], tables: Iterable[SeqTable], pool: PagePool, index: PrefixIndex,
-              copies: CopyQueue, block_tokens: int) -> None:
+def check_all(rooms: Sequence[Room], tables: Collection[SeqTable], pool: PagePool, index: PrefixIndex,
+              copies: CopyQueue, tier: HostTier | None, block_tokens: int) -> None:
     """AssertionError unless references are the tables', pins the tickets', and every shared page is left
     unwritten."""
     refs: Counter[int] = Counter()
@@ -26,16 +27,22 @@ def check_all(rooms: Sequence[Room], tables: Iterable[SeqTable], pool: PagePool,
         assert positions == sorted(positions)
         assert all(table.num_computed < position <= table.reserved for position in positions)
     indexed = index.pages()
-    pool.check(refs, copies.pins(), indexed)
+    pool.check(refs, copies.pins(DEVICE), indexed)
     index.check(block_tokens)
+    if tier is not None:
+        held = Counter(page for table in tables for group in table.groups for page in group.away.values())
+        tier.pool.check(held, copies.pins(HOST), tier.index.pages())
+        tier.index.check(block_tokens)
     copies.check()
 
 
 def _check_group(room: Room, table: SeqTable, group: GroupTable, pool: PagePool, index: PrefixIndex) -> None:
     pages, computed = group.pages, table.num_computed
     assert all(page == NULL_PAGE for page in pages[: group.first])
-    assert NULL_PAGE not in pages[group.first :], "a page that is still needed is gone"
-    assert len(set(pages[group.first :])) == len(pages) - group.first, "one page twice in a table"
+    here = [page for index, page in enumerate(pages) if index >= group.first and index not in group.away]
+    assert NULL_PAGE not in here, "a page that is still needed is gone"
+    assert not any(pages[index] for index in group.away) and all(i >= group.first for i in group.away)
+    assert len(set(here)) == len(here), "one page twice in a table"
     assert len(pages) >= room.num_entries(max(computed, table.reserved)), "reserved positions without a page"
     assert group.first <= room.first_needed(computed + 1), "dropped too early"
     if table.wake > computed:

@@ -1,6 +1,7 @@
 """What becomes of pages once their tokens are computed: full ones enter the prefix index, those that left a
 window are given back, snapshots of states are kept."""
 
+from ridgeline.kv.away import Away
 from ridgeline.kv.kinds import NEVER, Room, StateRoom
 from ridgeline.kv.pool import NULL_PAGE, PagePool
 from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
@@ -11,13 +12,14 @@ from ridgeline.kv.snapshots import Snapshots
 class Computed:
     """The slow half of a commit, over the manager's pool, index and snapshots."""
 
-    def __init__(self, rooms: tuple[Room, ...], pool: PagePool, index: PrefixIndex, snapshots: Snapshots, *,
-                 block_tokens: int) -> None:
+    def __init__(self, rooms: tuple[Room, ...], pool: PagePool, index: PrefixIndex, snapshots: Snapshots,
+                 away: Away | None, *, block_tokens: int) -> None:
         self._rooms = rooms
         self._any_state = any(isinstance(room, StateRoom) for room in rooms)
         self._pool = pool
         self._index = index
         self._snapshots = snapshots
+        self._away = away
         self._block_tokens = block_tokens
 
     def settle(self, table: SeqTable, tokens: Tokens) -> bool:
@@ -58,6 +60,8 @@ class Computed:
         per_page = room.page_tokens // chain.block_tokens
         chain.extend(tokens, full * per_page)
         for index in range(group.num_indexed, full):
+            if index in group.away:  # findable once it is back
+                continue
             self._index.add(group.pages[index],
                             chain.entry(room.number, index * per_page, (index + 1) * per_page))
         group.num_indexed = full
@@ -65,6 +69,10 @@ class Computed:
     def _leave(self, group: GroupTable, first: int) -> None:
         """Give back the pages before entry `first`."""
         for index in range(group.first, first):
+            if index in group.away:
+                assert self._away is not None
+                self._away.drop(group, index)
+                continue
             self._pool.drop(group.pages[index])
             group.pages[index] = NULL_PAGE
         group.news.extend(range(group.first, first))

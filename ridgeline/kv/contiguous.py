@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.kv.kinds import NEVER, rooms_of
-from ridgeline.kv.news import CacheStats, CopyNews, Fragmentation, StepNews, TableNews
+from ridgeline.kv.news import NO_COPIES, CacheStats, Fragmentation, StepNews, TableNews
 from ridgeline.kv.prefix import Tokens
 from ridgeline.spec.cache import CacheLayout, State
 
@@ -92,7 +92,8 @@ class ContiguousManager:
         self._seqs[seq] = _Seq(end=most, num_known=len(tokens))
         return 0
 
-    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
+    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None, *,
+               host: bool = True) -> int:
         return 0
 
     def why_not_more(self, seq: int, tokens: Sequence[int]) -> str:
@@ -155,6 +156,15 @@ class ContiguousManager:
             self._pending.append((self._closed, found.start, found.num_pages))
             self._settle()
 
+    def put_away(self, seq: int, num_tokens: int) -> bool:
+        return False
+
+    def kept_away(self, seq: int) -> int | None:
+        raise AssertionError("nothing is put away")
+
+    def num_away_pages(self, seq: int) -> int:
+        return 0
+
     # ---- steps
 
     def close_step(self, step: int, rows: Mapping[int, int], now: float = 0.0) -> StepNews:
@@ -170,7 +180,7 @@ class ContiguousManager:
                 table.index.extend(range(count))
                 table.page.extend(range(page, page + count))
                 page += count
-        return StepNews(tables=tables, copies=CopyNews(source=[], target=[], ticket=[]))
+        return StepNews(tables=tables, copies=NO_COPIES)
 
     def step_finished(self, step: int) -> None:
         self._finished = step
@@ -178,6 +188,10 @@ class ContiguousManager:
 
     def return_tickets(self, tickets: Iterable[int]) -> None:
         assert not list(tickets), "nothing is copied here"
+
+    def lose_tickets(self, tickets: Iterable[int]) -> list[int]:
+        self.return_tickets(tickets)
+        return []
 
     def _settle(self) -> None:
         """Free the runs that no step in flight refers to."""

@@ -5,7 +5,7 @@ no group: CacheLayout resolves it to its owner, whose pages it reads, so the man
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ridgeline.kv.pool import NULL_PAGE
 from ridgeline.kv.prefix import HashChain, PrefixIndex, encode
@@ -16,10 +16,14 @@ NEVER = 1 << 62
 
 
 class Probe:
-    """One token sequence held against the prefix index. Hashes no further than it is asked about."""
+    """One token sequence held against the prefix indexes of the device and, behind it, the host. Hashes no
+    further than it is asked about.
 
-    def __init__(self, index: PrefixIndex, chain: HashChain, tokens: Sequence[int]) -> None:
-        self._index = index
+    A page is told as a positive number when the device has it, as a negative one when only the host does.
+    """
+
+    def __init__(self, indexes: Sequence[PrefixIndex], chain: HashChain, tokens: Sequence[int]) -> None:
+        self._indexes = indexes
         self._chain = chain
         self._tokens = tokens
 
@@ -31,12 +35,31 @@ class Probe:
 
     def full(self, group: int, end: int) -> int:
         """The cached page whose last token is at end - 1, or 0."""
-        return self._index.find(group, self.digest(end))
+        digest = self.digest(end)
+        for sign, index in zip((1, -1), self._indexes):
+            if page := index.find(group, digest):
+                return sign * page
+        return 0
 
     def part(self, group: int, start: int, end: int) -> tuple[int, int]:
-        """The cached page from `start` on that agrees furthest with tokens [start, end): (page, tokens), or
-        (0, 0)."""
-        return self._index.nearest(group, self.digest(start), encode(self._tokens[start:end]))
+        """The cached page from `start` on that agrees furthest with tokens [start, end), the device's among
+        equals: (page, tokens), or (0, 0)."""
+        digest, tokens = self.digest(start), encode(self._tokens[start:end])
+        best, best_shared = 0, 0
+        for sign, index in zip((1, -1), self._indexes):
+            page, shared = index.nearest(group, digest, tokens)
+            if shared > best_shared:
+                best, best_shared = sign * page, shared
+        return best, best_shared
+
+    def follows(self, group: int, start: int) -> bool:
+        """Whether anything that begins with the first `start` tokens is cached."""
+        return any(index.follows(group, self.digest(start)) for index in self._indexes)
+
+    def gone_s(self, group: int, end: int) -> float | None:
+        """When the page whose last token is at end - 1 was cached last; None where nobody remembers one."""
+        times = [index.gone_s(group, self.digest(end)) for index in self._indexes]
+        return max((at for at in times if at is not None), default=None)
 
 
 class Room(ABC):
@@ -89,6 +112,13 @@ class Room(ABC):
     @abstractmethod
     def shareable(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> int:
         """Of the parent's first num_tokens tokens, how many a fork can share, exactly."""
+
+    def tokens_of(self, entries: Iterable[int], num_tokens: int) -> int:
+        """How many of the first num_tokens tokens these entries of a table hold."""
+        size = self.page_tokens
+        if not size:
+            return num_tokens if any(True for _ in entries) else 0
+        return sum(min(size, num_tokens - index * size) for index in entries)
 
     def forked(self, index: PrefixIndex, parent: SeqTable, table: GroupTable, num_tokens: int) -> list[int]:
         """The table entries of a fork that shares num_tokens tokens, which shareable() allowed."""

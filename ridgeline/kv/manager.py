@@ -13,17 +13,19 @@ One step of the scheduler, in order:
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
+from ridgeline.kv.away import Away
+from ridgeline.kv.begin import Begin
 from ridgeline.kv.check import check_all
 from ridgeline.kv.computed import Computed
-from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.copies import DEVICE, HOST, CopyQueue
 from ridgeline.kv.fragments import fragmentation_of
-from ridgeline.kv.kinds import Probe, StateRoom, longest, rooms_of, shareable
+from ridgeline.kv.kinds import rooms_of
 from ridgeline.kv.news import CacheStats, Fragmentation, StepNews, TableNews
-from ridgeline.kv.pool import NULL_PAGE, PagePool
-from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
-from ridgeline.kv.seqtable import GroupTable, SeqTable
+from ridgeline.kv.pool import PagePool
+from ridgeline.kv.prefix import PrefixIndex, Tokens
+from ridgeline.kv.seqtable import SeqTable
 from ridgeline.kv.snapshots import Snapshots
-from ridgeline.kv.why import OFF, why_not_more
+from ridgeline.kv.tier import HostTier
 from ridgeline.kv.writable import Writable
 from ridgeline.spec.cache import CacheLayout
 
@@ -38,32 +40,43 @@ class KVManager:
     grows = True
 
     def __init__(self, layout: CacheLayout, num_pages: int, *, prefix_caching: bool = True,
-                 snapshot_stride: int = 0, snapshot_bytes: int | None = None) -> None:
+                 snapshot_stride: int = 0, snapshot_bytes: int | None = None,
+                 num_host_pages: int = 0) -> None:
         """num_pages counts the null page, as Capacity does. snapshot_stride: tokens between the snapshots of
         recurrent states along a sequence, 0 for none there. snapshot_bytes: of the arena, the most that they
-        may take while nobody uses them; None for what is free."""
+        may take while nobody uses them; None for what is free. num_host_pages: of the host's arena, its null
+        page too; 0 for none."""
         self._rooms = rooms_of(layout.groups)
-        self._state_rooms = [room for room in self._rooms if isinstance(room, StateRoom)]
-        self._entry_rooms = [room for room in self._rooms if not isinstance(room, StateRoom)]
         # one chain names the pages of all groups: it steps by what divides each group's page
         self._block_tokens = layout.block_tokens
         self._page_bytes = layout.page_bytes
-        self._caching = prefix_caching and bool(self._rooms)
-        spaces = {space: room.leaf_first for room in self._rooms for space in room.spaces}
-        self._index = PrefixIndex(len(spaces), keep_gone=num_pages)
-        self._pool = PagePool(num_pages, self._index, tuple(spaces[space] for space in range(len(spaces))))
+        leaf_first = {space: room.leaf_first for room in self._rooms for space in room.spaces}
+        arenas = []
+        for pages in (num_pages, num_host_pages) if num_host_pages > 1 else (num_pages,):
+            index = PrefixIndex(len(leaf_first), keep_gone=pages)
+            order = tuple(leaf_first[space] for space in range(len(leaf_first)))
+            arenas.append((PagePool(pages, index, order), index))
+        self._pool, self._index = arenas[0]
         self._seqs: dict[int, SeqTable] = {}
         self._dirty: dict[int, SeqTable] = {}
-        self._copies = CopyQueue(self._pool)
-        self._writable = Writable(self._rooms, self._pool, self._index, self._copies)
+        self._copies = CopyQueue(arenas)
+        self._tier = HostTier(*arenas[1], self._copies) if len(arenas) > 1 else None
+        self._away = None
+        if self._tier is not None:
+            self._pool.below = self._tier
+            self._away = Away(self._rooms, self._pool, self._index, self._copies, self._tier)
+        self._writable = Writable(self._rooms, self._pool, self._index, self._copies, self._away)
         one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
         self._snapshots = Snapshots(
             self._rooms, self._pool, self._index, self._copies, block_tokens=self._block_tokens,
             stride=snapshot_stride,
             most=None if snapshot_bytes is None else snapshot_bytes // max(one_bytes, 1))
-        self._computed = Computed(self._rooms, self._pool, self._index, self._snapshots,
+        self._begin = Begin(self._rooms, self._pool, tuple(index for _, index in arenas), self._snapshots,
+                            self._away, block_tokens=self._block_tokens,
+                            caching=prefix_caching and bool(self._rooms))
+        self._computed = Computed(self._rooms, self._pool, self._index, self._snapshots, self._away,
                                   block_tokens=self._block_tokens)
-        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
+        self._num_queries = self._num_query_tokens = self._num_hit_tokens = self._num_host_hit_tokens = 0
 
     # ---- a sequence's life
 
@@ -80,40 +93,19 @@ class KVManager:
         have, beyond whose block nothing is reserved; None where nobody can say.
         """
         assert seq not in self._seqs, f"sequence {seq} is open already"
-        hit, chain = 0, None
-        marks: tuple[int, ...] = ()
-        pages: list[list[int]] = [[] for _ in self._rooms]
-        if self._caching:
-            chain = HashChain(salt, self._block_tokens)
-            probe = Probe(self._index, chain, tokens)
-            hit, agreed = self._reach(probe, _most(tokens, limit))
-            marks = self._snapshots.marks(len(tokens), hit, agreed)
-            if hit:
-                pages = [room.pages(probe, hit) for room in self._rooms]
-        groups = []
-        for room, held in zip(self._rooms, pages):
-            first = held.count(NULL_PAGE)
-            for page in held[first:]:
-                self._pool.hold(page)
-            groups.append(GroupTable(held, first, room.written(hit)))
-        self._snapshots.used(groups)
-        self._enter(SeqTable(seq, chain, groups, hit, len(tokens), marks, end))
-        return hit
+        table = self._begin.open(seq, tokens, salt, limit, end)
+        self._enter(table)
+        return table.num_computed
 
     def why_not_more(self, seq: int, tokens: Sequence[int]) -> str:
         """Why a sequence that was just opened reused no more of its `tokens`, where no limit forbade it."""
-        table = self._seqs[seq]
-        if table.chain is None:
-            return OFF
-        return why_not_more(self._rooms, self._index, Probe(self._index, table.chain, tokens),
-                            hit=table.num_computed, num_tokens=len(tokens), now=self._index.now)
+        return self._begin.why_not_more(self._seqs[seq], tokens)
 
-    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None) -> int:
-        """What open() would return, without opening (routing, admission order)."""
-        if not self._caching:
-            return 0
-        probe = Probe(self._index, HashChain(salt, self._block_tokens), tokens)
-        return self._reach(probe, _most(tokens, limit))[0]
+    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None, *,
+               host: bool = True) -> int:
+        """What open() would return, without opening (routing, admission order); host=False: if the host had
+        nothing."""
+        return self._begin.lookup(tokens, salt, limit, host=host)
 
     def next_mark(self, seq: int, position: int) -> int:
         """The first position past this one where a chunk should end and snapshot() be called; far beyond any
@@ -217,19 +209,9 @@ class KVManager:
         """
         source = self._seqs[parent]
         assert child not in self._seqs and num_tokens <= source.num_computed
-        shared = shareable(self._rooms, self._index, source, num_tokens)
-        groups = []
-        for room, table in zip(self._rooms, source.groups):
-            pages = room.forked(self._index, source, table, shared)
-            for page in pages:
-                if page:
-                    self._pool.hold(page)
-            groups.append(GroupTable(pages, min(table.first, len(pages)),
-                                     min(table.num_indexed, room.written(shared))))
-        chain = source.chain.fork(shared // self._block_tokens) if source.chain is not None else None
-        self._enter(SeqTable(child, chain, groups, shared, 0))
-        source.ready = source.num_computed
-        return shared
+        table = self._begin.fork(source, child, num_tokens)
+        self._enter(table)
+        return table.num_computed
 
     def release(self, seq: int) -> None:
         """The sequence ends or is preempted. Its indexed pages stay cached; all are reusable once no step
@@ -240,11 +222,40 @@ class KVManager:
         for room, group in zip(self._rooms, table.groups):
             # from the tail: what follows is older than what it follows, so eviction takes leaves first
             for index in range(len(group.pages) - 1, group.first - 1, -1):
+                if index in group.away and self._away is not None:
+                    self._away.drop(group, index)
+                    continue
                 page = group.pages[index]
                 if index < group.num_indexed and page not in self._index:
                     self._computed.touch_twin(table, room, index)
                 self._pool.drop(page)
         self._copies.cancel_unneeded()
+
+    # ---- to the host and back
+
+    def put_away(self, seq: int, num_tokens: int) -> bool:
+        """A preempted sequence keeps what its first num_tokens positions have in the host's arena; False, and
+        nothing done, when there is no room. Positions from num_computed on may still be written by the steps
+        that are closed: the copies run after them."""
+        table = self._seqs[seq]
+        if self._away is None or not self._away.put(table, num_tokens):
+            return False
+        self._snapshots.release(table)
+        self._dirty.pop(seq, None)
+        return True
+
+    def kept_away(self, seq: int) -> int | None:
+        """How many tokens a sequence that was put away goes on from with its next reserve(), which brings its
+        pages back; 0 when some never reached the host, None while that is not known: a step in flight
+        tells."""
+        table = self._seqs[seq]
+        if table.lost:
+            return 0
+        return None if self._away is not None and self._away.under_way(table) else table.reserved
+
+    def num_away_pages(self, seq: int) -> int:
+        """Device pages that its next reserve() takes for what the host has of it, at the most."""
+        return 0 if self._away is None else self._away.num_pages(self._seqs[seq])
 
     # ---- steps
 
@@ -274,6 +285,17 @@ class KVManager:
         """These copies are done: unpin their pages."""
         self._copies.done(tickets)
 
+    def lose_tickets(self, tickets: Iterable[int]) -> list[int]:
+        """These copies were never run, since their step broke. The sequences that hold a page which they were
+        to fill: what those compute is wrong, whether that step had them or not."""
+        lost = self._copies.lost(tickets)
+        broken = []
+        for table in self._seqs.values() if lost else ():
+            table.lost |= any((HOST, page) in lost for group in table.groups for page in group.away.values())
+            if any((DEVICE, page) in lost for group in table.groups for page in group.pages):
+                broken.append(table.seq)
+        return broken
+
     # ---- numbers
 
     @property
@@ -281,7 +303,9 @@ class KVManager:
         """A snapshot of the counts."""
         return CacheStats(num_queries=self._num_queries, num_query_tokens=self._num_query_tokens,
                           num_hit_tokens=self._num_hit_tokens, num_evicted_pages=self._pool.num_evicted,
-                          num_copied_pages=self._copies.num_copied)
+                          num_copied_pages=self._copies.num_copied,
+                          num_host_hit_tokens=self._num_host_hit_tokens,
+                          num_out_pages=self._copies.num_out, num_back_pages=self._copies.num_back)
 
     @property
     def num_free_pages(self) -> int:
@@ -340,21 +364,11 @@ class KVManager:
     def check(self) -> None:
         """Re-derive everything from the tables, the tickets and the index; AssertionError on any
         difference."""
-        check_all(self._rooms, self._seqs.values(), self._pool, self._index, self._copies, self._block_tokens)
+        check_all(self._rooms, self._seqs.values(), self._pool, self._index, self._copies, self._tier,
+                  self._block_tokens)
         assert all(self._seqs.get(seq) is table for seq, table in self._dirty.items())
 
     # ---- inside
-
-    def _reach(self, probe: Probe, most: int) -> tuple[int, int]:
-        """(tokens of a hit, tokens that all groups but the states would serve: 0 where there is no other).
-
-        Those that look block by block come first: the states then look no further than they found.
-        """
-        agreed = longest(self._entry_rooms, probe, most) if self._entry_rooms else 0
-        if not self._state_rooms:
-            return agreed, agreed
-        rooms = [*self._state_rooms, *self._entry_rooms]
-        return longest(rooms, probe, agreed if self._entry_rooms else most), agreed
 
     def _enter(self, table: SeqTable) -> None:
         self._seqs[table.seq] = table
@@ -369,15 +383,10 @@ class KVManager:
             self._num_queries += 1
             self._num_query_tokens += table.num_query
             self._num_hit_tokens += table.num_computed
+            self._num_host_hit_tokens += table.num_host
             table.num_query = 0
         return True
 
     def _settle(self, table: SeqTable, tokens: Tokens) -> None:
         if self._computed.settle(table, tokens):
             self._dirty[table.seq] = table
-
-
-def _most(tokens: Sequence[int], limit: int | None) -> int:
-    """Most tokens that a hit may have: the last one is always computed."""
-    most = len(tokens) - 1
-    return max(0, most if limit is None else min(most, limit))

@@ -8,7 +8,8 @@ class CacheStats:
     """Counts since the start. A sequence is counted once it got its first pages (again after a preemption).
 
     num_query_tokens, num_hit_tokens: tokens of those sequences, and how many of them were reused from the
-    cache.
+    cache. num_host_hit_tokens: of the hits, those that came from the host's arena. num_copied_pages: within
+    the device's arena. num_out_pages, num_back_pages: copied to the host's and back.
     """
 
     num_queries: int
@@ -16,6 +17,9 @@ class CacheStats:
     num_hit_tokens: int
     num_evicted_pages: int
     num_copied_pages: int
+    num_host_hit_tokens: int = 0
+    num_out_pages: int = 0
+    num_back_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +55,18 @@ class TableNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyNews:
-    """Copies within the device arena (space 0), to run in order before the step's forward.
-
-    Both pages stay pinned until the ticket returns.
+    """Copies within the device arena (space 0), to the host's (1) and back, to run in order before the step's
+    forward. What they fill stays pinned until the ticket returns.
     """
 
+    source_space: list[int]
     source: list[int]
+    target_space: list[int]
     target: list[int]
     ticket: list[int]
+
+
+NO_COPIES = CopyNews(source_space=[], source=[], target_space=[], target=[], ticket=[])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

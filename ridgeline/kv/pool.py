@@ -8,17 +8,27 @@ token.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
-from ridgeline.kv.prefix import PrefixIndex
+from ridgeline.kv.prefix import Entry, PrefixIndex
 
 NULL_PAGE = 0
+
+
+class Below(Protocol):
+    """Where evicted pages go."""
+
+    def keep(self, page: int, entry: Entry) -> None:
+        """This page's content is needed no longer here."""
+        ...
 
 
 class PagePool:
     """Hands out pages: free ones first, then idle cached ones, least recently used and leaf first.
 
     leaf_first[group]: whether a page of the group is worthless without the pages before it (see kinds.py);
-    such a page's cached followers are evicted before it.
+    such a page's cached followers are evicted before it. below: hears of each page that is evicted, before it
+    is handed out; None where nobody wants them.
     """
 
     def __init__(self, num_pages: int, index: PrefixIndex, leaf_first: tuple[bool, ...]) -> None:
@@ -26,6 +36,7 @@ class PagePool:
         self.num_pages = num_pages
         self.refs = [0] * num_pages
         self.num_evicted = 0
+        self.below: Below | None = None
         self._index = index
         self._leaf_first = leaf_first
         self._pins: dict[int, int] = {}
@@ -57,9 +68,7 @@ class PagePool:
             page = self._free.pop()
         else:
             page = self._victim()
-            del self._idle[page]
-            self._index.remove(page)
-            self.num_evicted += 1
+            self._forget(page)
         self.refs[page] = 1
         return page
 
@@ -93,11 +102,9 @@ class PagePool:
         return page in self._idle
 
     def evict(self, page: int) -> None:
-        """Forget an idle page's content; it is free."""
-        del self._idle[page]
-        self._index.remove(page)
+        """Evict an idle page; it is free."""
+        self._forget(page)
         self._free.append(page)
-        self.num_evicted += 1
 
     def pin(self, page: int) -> None:
         """A copy touches this page until unpin()."""
@@ -113,9 +120,6 @@ class PagePool:
         if step is not None and step <= self._finished:
             del self._pending[page]
             self._settle(page)
-
-    def num_pins(self, page: int) -> int:
-        return self._pins.get(page, 0)
 
     def close_step(self, step: int) -> None:
         """Pages dropped from now on may be touched by this step."""
@@ -135,6 +139,13 @@ class PagePool:
         for page in due:
             del self._pending[page]
             self._settle(page)
+
+    def _forget(self, page: int) -> None:
+        del self._idle[page]
+        if self.below is not None:
+            self.below.keep(page, self._index.entry(page))
+        self._index.remove(page)
+        self.num_evicted += 1
 
     def _settle(self, page: int) -> None:
         if page in self._index:

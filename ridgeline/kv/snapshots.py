@@ -10,7 +10,7 @@ one is reached.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.copies import DEVICE, CopyQueue
 from ridgeline.kv.kinds import NEVER, Room, StateRoom
 from ridgeline.kv.pool import PagePool
 from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
@@ -95,11 +95,12 @@ class Snapshots:
         for _, kept in table.snapshots:
             for _, page in kept:
                 self._pool.drop(page)
+        table.snapshots = []
 
     def _renew(self, group: GroupTable, place: int) -> int:
         """A copy takes the page's place; the page."""
         page, group.pages[place] = group.pages[place], self._pool.take()
-        self._copies.add(page, group.pages[place])
+        self._copies.add((DEVICE, page), (DEVICE, group.pages[place]))
         group.news.append(place)
         return page
 

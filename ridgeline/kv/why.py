@@ -7,14 +7,12 @@ its business.
 from collections.abc import Sequence
 
 from ridgeline.kv.kinds import Probe, Room, longest
-from ridgeline.kv.prefix import PrefixIndex
 
 LAST = "last position is always computed"
 OFF = "prefix caching is off"
 
 
-def why_not_more(rooms: Sequence[Room], index: PrefixIndex, probe: Probe, *, hit: int, num_tokens: int,
-                 now: float) -> str:
+def why_not_more(rooms: Sequence[Room], probe: Probe, *, hit: int, num_tokens: int, now: float) -> str:
     """rooms: of the manager. hit: tokens reused of num_tokens, nothing but the cache having held it back."""
     if hit >= num_tokens - 1:
         return LAST
@@ -22,18 +20,17 @@ def why_not_more(rooms: Sequence[Room], index: PrefixIndex, probe: Probe, *, hit
     if not entries or longest(entries, probe, num_tokens - 1) > hit:
         return f"state snapshot at {hit}" if hit else "no state snapshot of this prefix"
     short = [room for room in entries if room.leaf_first and room.longest(probe, num_tokens - 1) <= hit]
-    return _at_block(short[0] if short else entries[0], index, probe, hit, num_tokens, now)
+    return _at_block(short[0] if short else entries[0], probe, hit, num_tokens, now)
 
 
-def _at_block(room: Room, index: PrefixIndex, probe: Probe, hit: int, num_tokens: int,
-              now: float) -> str:
+def _at_block(room: Room, probe: Probe, hit: int, num_tokens: int, now: float) -> str:
     """What there is instead of the page of this room in which the hit ended."""
     start = hit - hit % room.page_tokens
     end = start + room.page_tokens
     if end <= num_tokens:
-        gone_s = index.gone_s(room.number, probe.digest(end))
+        gone_s = probe.gone_s(room.number, end)
         if gone_s is not None:
             return f"evicted {now - gone_s:.1f} s ago"
-    if hit and index.follows(room.number, probe.digest(start)):
+    if hit and probe.follows(room.number, start):
         return f"differs at token {hit}"
     return f"no block {f'after token {hit}' if hit else 'of this prefix'} was ever cached"

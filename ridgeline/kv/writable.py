@@ -1,8 +1,10 @@
-"""Making positions writable: new pages at a table's end and copy-on-write of shared ones, all or nothing."""
+"""Making positions writable: new pages at a table's end, copy-on-write of shared ones and pages back from the
+host, all or nothing."""
 
 from collections.abc import Sequence
 
-from ridgeline.kv.copies import CopyQueue
+from ridgeline.kv.away import Away
+from ridgeline.kv.copies import DEVICE, CopyQueue
 from ridgeline.kv.kinds import NEVER, Room
 from ridgeline.kv.pool import PagePool
 from ridgeline.kv.prefix import PrefixIndex
@@ -14,18 +16,21 @@ Shared = list[tuple[GroupTable, int, bool]]
 class Writable:
     """The slow half of a reservation, over the manager's pool, index and copies."""
 
-    def __init__(self, rooms: Sequence[Room], pool: PagePool, index: PrefixIndex, copies: CopyQueue) -> None:
+    def __init__(self, rooms: Sequence[Room], pool: PagePool, index: PrefixIndex, copies: CopyQueue,
+                 away: Away | None) -> None:
         self._rooms = rooms
         self._pool = pool
         self._index = index
         self._copies = copies
+        self._away = away
 
     def spare(self, table: SeqTable, num_tokens: int) -> int:
         """Free pages that growing to num_tokens would leave, negative when they do not suffice."""
         return self._left(table, num_tokens, self._shared(table, num_tokens))
 
     def grow(self, table: SeqTable, num_tokens: int) -> bool:
-        """Give the positions [num_computed, num_tokens) pages of their own; False when there are too few."""
+        """Give the positions [num_computed, num_tokens) pages of their own, and bring back what is away;
+        False when there are too few pages."""
         shared = self._shared(table, num_tokens)
         left = self._left(table, num_tokens, shared)
         if left < 0:
@@ -36,9 +41,11 @@ class Writable:
                 continue
             left -= sole
             source, group.pages[index] = group.pages[index], self._pool.take()
-            self._copies.add(source, group.pages[index])
+            self._copies.add((DEVICE, source), (DEVICE, group.pages[index]))
             self._pool.drop(source)
             group.news.append(index)
+        if self._away is not None:
+            self._away.bring(table)
         table.ready, take = NEVER, self._pool.take
         for room, group in zip(self._rooms, table.groups):
             pages = group.pages
@@ -63,13 +70,13 @@ class Writable:
             stop = min(len(group.pages), room.num_entries(num_tokens))
             for index in range(room.written(table.num_computed), stop):
                 page = group.pages[index]
-                if refs[page] > 1 or page in self._index:
+                if page and (refs[page] > 1 or page in self._index):
                     found.append((group, index, refs[page] == 1))
         return found
 
     def _left(self, table: SeqTable, num_tokens: int, shared: Shared) -> int:
         """spare(); a cached page that nobody else holds counts as needing none: it can be taken over."""
-        left = self._pool.num_free
+        left = self._pool.num_free - (self._away.num_pages(table) if self._away is not None else 0)
         for _, _, sole in shared:
             left -= not sole
         for room, group in zip(self._rooms, table.groups):

@@ -125,7 +125,7 @@ class GpuExecutor:
         self._capacity = capacity
         self._device = device
         self._clock = clock
-        self._cache = PageCache(capacity.layout, capacity.num_pages, device)
+        self._cache = PageCache(capacity.layout, capacity.num_pages, device, capacity.num_host_pages)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size, most=capacity.num_rows)

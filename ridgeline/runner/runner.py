@@ -104,7 +104,7 @@ class LocalExecutor:
         self._model = model
         self._capacity = capacity
         self._clock = clock
-        self._cache = PageCache(capacity.layout, capacity.num_pages, device)
+        self._cache = PageCache(capacity.layout, capacity.num_pages, device, capacity.num_host_pages)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size)

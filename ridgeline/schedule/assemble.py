@@ -78,6 +78,6 @@ def copies_of(news: StepNews) -> Copies:
     copies = news.copies
     if not copies.ticket:
         return _NO_COPIES
-    space = np.zeros(len(copies.ticket), np.int32)
-    return Copies(source_space=space, source=_int(copies.source), target_space=space,
-                  target=_int(copies.target), ticket=np.array(copies.ticket, np.int64))
+    return Copies(source_space=_int(copies.source_space), source=_int(copies.source),
+                  target_space=_int(copies.target_space), target=_int(copies.target),
+                  ticket=np.array(copies.ticket, np.int64))

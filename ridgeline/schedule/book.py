@@ -12,6 +12,7 @@ import numpy as np
 from ridgeline.base.errors import RequestError
 from ridgeline.kv.interface import Manager
 from ridgeline.schedule.door import Door, mix_seed
+from ridgeline.schedule.forecast import Outputs
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.ranked import Ranked, Waiting
 from ridgeline.schedule.request import Finish, NewRequest, Request, Status
@@ -21,11 +22,13 @@ from ridgeline.schedule.waits import Wait, Waits
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. num_recomputed_tokens: computed again after a preemption; num_surplus_tokens: sampled
-    for a choice that had already ended, or beyond its stop; both are waste."""
+    """Since the start. num_swaps: preemptions to host memory. num_recomputed_tokens: computed again after a
+    preemption; num_surplus_tokens: sampled for a choice that had already ended, or beyond its stop; both are
+    waste."""
 
     num_requests: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
@@ -38,7 +41,8 @@ class Book:
     """Requests by number, families by id, the rows, the queue and the running ones by rank.
 
     index: False keeps what was computed out of the prefix index (the naive path). ended: choices that ended
-    since the last take_ended(). stops: [vocab_size] how many living choices end at an id.
+    since the last take_ended(). outputs: how long answers became. stops: [vocab_size] how many living choices
+    end at an id.
     """
 
     def __init__(self, *, rows: Rows, manager: Manager, policy: Policy, door: Door, index: bool,
@@ -48,6 +52,7 @@ class Book:
         self.running = Ranked()
         self.counters = Counters()
         self.waits = Waits()
+        self.outputs = Outputs()
         self.requests: dict[int, Request] = {}
         self.stops = np.zeros(door.vocab_size, np.int32)
         self._families: dict[str, list[Request]] = {}
@@ -112,13 +117,14 @@ class Book:
         request.aged, request.order = True, (-inf, request.number)
         self.queue.add(request)
 
-    def preempt(self, request: Request) -> None:
-        """From its row back to the queue; what it computed may stay cached. Tokens in flight still reach
-        it."""
+    def preempt(self, request: Request, *, swap: bool = False) -> None:
+        """From its row back to the queue; what it computed may stay cached, or goes to host memory where it
+        is to swap and there is room. Tokens in flight still reach it."""
         request.lost_tokens = int(self.rows.scheduled[request.row])
         request.num_preemptions += 1
         self.counters.num_preemptions += 1
-        self._leave_row(request)
+        self._leave_row(request, keep=request.lost_tokens if swap else 0)
+        self.counters.num_swaps += request.away
         request.status = Status.WAITING
         self.waits.begin(request, Wait.PREEMPTED, self.waits.now)
         self.queue.add(request)
@@ -139,6 +145,7 @@ class Book:
             self.waits.end(request)
             if request.status is Status.WAITING:
                 self.queue.remove(request)
+                self.give_up(request)
         request.status, request.finish, request.finished_s = Status.FINISHED, reason, now
         del self.requests[request.number]
         self.stops[list(request.stop_token_ids)] -= 1
@@ -149,7 +156,15 @@ class Book:
         elif all(sibling.status is Status.PREPARING for sibling in family):
             self._wake(family[0])
         self.counters.finished[reason] += 1
+        if reason in (Finish.STOP, Finish.LENGTH):
+            self.outputs.observe(request.tenant, request.num_output)
         self._ended.append(request)
+
+    def give_up(self, request: Request) -> None:
+        """What a waiting request has in host memory is needed no more."""
+        if request.away:
+            self._manager.release(request.number)
+            request.away = False
 
     def prompt_computed(self, request: Request) -> None:
         """The siblings of `request` may start: they fork from it or find its blocks in the cache."""
@@ -181,7 +196,8 @@ class Book:
         for request in self.requests.values():
             stops[list(request.stop_token_ids)] += 1
         assert np.array_equal(stops, self.stops)
-        assert self._manager.num_seqs == len(running)
+        assert self._manager.num_seqs == len(running) + sum(r.away for r in queued)
+        assert not any(r.away for r in running + preparing)
         assert all((request.wait is None) == (request.row >= 0) for request in self.requests.values())
         assert sum(self.waits.counts.values()) == self.num_waiting
 
@@ -191,13 +207,16 @@ class Book:
         self.waits.begin(request, Wait.STEP, self.waits.now)
         self.queue.add(request)
 
-    def _leave_row(self, request: Request) -> None:
+    def _leave_row(self, request: Request, keep: int = 0) -> None:
         """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never
-        count as computed; drafts behind the text's end were, and are not of it)."""
+        count as computed; drafts behind the text's end were, and are not of it). keep: positions that are to
+        wait in host memory."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
         self._policy.leaves(request)
         if self._index:
             self._manager.commit(request.number, min(computed, len(request.tokens)), request.tokens)
-        self._manager.release(request.number)
+        request.away = keep > 0 and self._manager.put_away(request.number, keep)
+        if not request.away:
+            self._manager.release(request.number)
         self.running.remove(request)

@@ -14,7 +14,8 @@ from ridgeline.spec.cache import CacheLayout
 class Capacity:
     """What an executor offers, fixed for its life.
 
-    num_pages counts page 0, which is never given out (the null page). prompt_borders: ascending prompt
+    num_pages counts page 0, which is never given out (the null page). num_host_pages: of an arena in host
+    memory for pages of the same size, its null page too; 0 without one. prompt_borders: ascending prompt
     lengths past which cached entries are computed otherwise (rotary embeddings that scale by length); prompts
     share a prefix only when no border lies between their lengths.
     """
@@ -26,6 +27,7 @@ class Capacity:
     max_model_len: int
     vocab_size: int
     prompt_borders: tuple[int, ...] = ()
+    num_host_pages: int = 0
 
 
 class Executor(Protocol):

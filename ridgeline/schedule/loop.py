@@ -246,8 +246,8 @@ def _reason(failure: Exception) -> str:
 
 
 def _failed(plan: StepPlan, reason: str, now: float) -> StepResult:
-    """Every row failed; the plan's copies count as done, since the pages they were for are given back."""
+    """Every row failed, and nobody knows what became of the plan's copies."""
     return StepResult(
         step=plan.step, num_new=np.zeros(plan.num_rows, np.int32), tokens=np.zeros(0, np.int32),
         failed=np.ones(plan.num_rows, np.uint8), errors=dict.fromkeys(range(plan.num_rows), reason),
-        returned_tickets=plan.copies.ticket, started_s=now, finished_s=now)
+        lost_tickets=plan.copies.ticket, started_s=now, finished_s=now)

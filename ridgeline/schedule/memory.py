@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from ridgeline.kv.interface import Manager
 from ridgeline.kv.why import LAST
 from ridgeline.schedule.book import Book
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.forecast import peak_pages
 from ridgeline.schedule.marks import Marks
 from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.pressure import Pressure
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Rows, Taken
-from ridgeline.spec.cache import CacheLayout
 
 Long = NDArray[np.int64]
 
@@ -32,20 +34,31 @@ class Memory:
     """Secures pages for running rows, opens sequences for waiting requests, tells the index of full blocks.
 
     cache=False: rows are written whole from position 0 in each step, so nothing is reused, indexed or cut.
+    pressure: how victims come back, and what stays free.
     """
 
-    def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy, layout: CacheLayout,
-                 cache: bool) -> None:
+    def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy, capacity: Capacity,
+                 cache: bool, pressure: Pressure) -> None:
+        layout = capacity.layout
         self._rows = rows
         self._book = book
         self._manager = manager
         self._policy = policy
         self._cache = cache
         self._block_tokens = layout.block_tokens
+        self._pressure = pressure
+        self._page_bytes = layout.page_bytes
+        self._watermark = -(-pressure.watermark_bytes // layout.page_bytes)
+        self._expected = np.zeros(rows.size, np.int64)  # positions of each row in the end
+        longest = -(-capacity.max_model_len // self._block_tokens)
+        self._pages = np.array([manager.pages_to_run(blocks * self._block_tokens)
+                                for blocks in range(longest + 1)] if manager.grows else [0], np.int64)
+        self._num_plans = 0
         self.marks = Marks(rows, manager, any_state=any(group.state_pages for group in layout.groups))
         self._starved = False
         self._refused: set[int] = set()  # requests that did not fit in ...
         self._refused_room = 0  # ... so many pages
+        self._refused_plan = 0  # ... when that many plans had been made
 
     # ---- rows that run
 
@@ -57,12 +70,12 @@ class Memory:
             last = book.running.last
             if last.order < first.order or not self._policy.outranks(first, last):
                 return
-            lacking = self._lacking(first, self.cached(first)) - manager.num_pending_pages
+            lacking = self._lacking(first, self._here(first)) - manager.num_pending_pages
             if self._rows.num_free and lacking <= 0:
                 return
             below = [running for running in book.running.after(first)
                      if self._policy.outranks(first, running)]
-            book.preempt(self._victim(below, lacking))
+            self._preempt(self._victim(below, lacking))
 
     def spares(self, num_tokens: int) -> bool:
         """Whether each running row can have pages for so many more tokens at nobody's cost."""
@@ -73,6 +86,7 @@ class Memory:
         none."""
         rows = self._rows
         self._starved = False
+        self._num_plans += 1
         target = rows.scheduled + counts
         need = (target > rows.reserved).nonzero()[0]
         if not len(need):
@@ -101,7 +115,7 @@ class Memory:
             if below and missing > 0:
                 victim = self._victim(below, missing)
                 counts[victim.row] = 0
-                self._book.preempt(victim)
+                self._preempt(victim)
                 continue
             self._starved = True
             count = manager.reservable(number, start + count) - start if self._cache else 0
@@ -112,19 +126,26 @@ class Memory:
     def _victim(self, below: list[Request], num_pages: int) -> Request:
         """Who of these gives way, in order of rank, for so many pages: see above. When nobody holds enough,
         who holds most for what it has computed, and the caller asks again."""
-        last = below[-1]
-        peers = [running for running in below if not self._policy.outranks(running, last)]
-        scheduled = self._rows.scheduled
-        peers.sort(key=lambda running: (scheduled[running.row], [-part for part in running.order]))
+        last, scheduled = below[-1], self._rows.scheduled.tolist()
+        peers = [running for running in reversed(below) if not self._policy.outranks(running, last)]
+        peers.sort(key=lambda running: scheduled[running.row])  # the later in rank of two that cost the same
         best, most = last, -1.0
         for running in peers:
             own = self._manager.own_pages(running.number)
             if own >= num_pages:
                 return running
-            worth = own / max(1, int(scheduled[running.row]))
+            worth = own / max(1, scheduled[running.row])
             if worth > most:
                 best, most = running, worth
         return best
+
+    def _preempt(self, victim: Request) -> None:
+        """By swap or to be computed again, as prices say. Whoever has been given all its tokens ends with
+        the step in flight, and nothing of it is needed again."""
+        scheduled = int(self._rows.scheduled[victim.row])
+        pages = self._manager.pages_to_run(scheduled)
+        self._book.preempt(victim, swap=scheduled < victim.end and self._cache
+                           and self._pressure.swaps(scheduled, pages * self._page_bytes))
 
     def _reserve(self, request: Request, target: int) -> bool:
         """reserve() up to the end of the block, so that the manager need not be asked again before it."""
@@ -144,10 +165,18 @@ class Memory:
         """(tokens found in the cache, tokens to compute now, at most left) with pages for both; or (0, 0) and
         nothing held, when the request must wait."""
         manager, alone, room = self._manager, not self._book.running, self._room()
-        if room > self._refused_room or alone:
+        later = self._num_plans >= self._refused_plan + self._block_tokens
+        if room > self._refused_room or alone or later:
             self._refused.clear()
         if self._starved or request.number in self._refused:
             return 0, 0
+        if request.away:
+            kept = manager.kept_away(request.number)
+            if kept is None:
+                return 0, 0
+            if kept:
+                return self._resume(request, kept, left, alone)
+            self._book.give_up(request)
         computed = self._fork(request) or manager.open(
             request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
         if request.first_scheduled_s is None:
@@ -159,13 +188,40 @@ class Memory:
         if count:
             return computed, count
         manager.release(request.number)
-        self._refused.add(request.number)
-        self._refused_room = room
+        self._refuse(request)
         return 0, 0
 
     def cached(self, request: Request) -> int:
         """Tokens of a waiting request that the cache holds."""
         return self._manager.lookup(request.tokens, request.cache_salt, self._reuse_limit(request))
+
+    def fits(self, request: Request) -> bool:
+        """Whether a waiting request could start beside those that run: all that is known of it has room now,
+        and, as far as can be told, so has everybody's answer to its end. open() asks the same."""
+        here = self._here(request)
+        return not self._starved and self._lacking(request, here) <= 0 and self._foreseen(request, here)
+
+    def _here(self, request: Request) -> int:
+        """Tokens of a waiting request that need no further pages."""
+        return 0 if request.away else self._manager.lookup(
+            request.tokens, request.cache_salt, self._reuse_limit(request), host=False)
+
+    def _resume(self, request: Request, kept: int, left: int, alone: bool) -> tuple[int, int]:
+        """open() of a request whose first `kept` tokens wait in host memory."""
+        self._manager.commit(request.number, kept, request.tokens)
+        count = self._first_chunk(request, kept, left, alone)
+        if not count:
+            self._refuse(request)
+            return 0, 0
+        request.away = False
+        return kept, count
+
+    def _refuse(self, request: Request) -> None:
+        """It is not tried again before there is more room, or what runs has grown by a block."""
+        if not self._refused:
+            self._refused_plan = self._num_plans
+        self._refused.add(request.number)
+        self._refused_room = self._room()
 
     def opened(self, request: Request, count: int) -> None:
         """`request` has the row now, in which it computes `count` tokens first."""
@@ -174,17 +230,20 @@ class Memory:
         rows.reserved[row] = self._block_end(computed + count)
         rows.index_at[row] = self._block_end(computed + 1)
         rows.mark[row] = computed + self.marks.first(request.number, computed)
+        self._expected[row] = self._expect(request)
 
     def _first_chunk(self, request: Request, computed: int, left: int, alone: bool) -> int:
         """Tokens of an opened sequence that get budget and pages; 0 when it should wait.
 
         Beside others it starts only when all that is known of it has room; alone with whatever fits.
         """
+        away = self._manager.num_away_pages(request.number)
         want = min(len(request.tokens), request.end) - computed
         count = min(want, left, self.marks.first(request.number, computed))
         if count < want and not self._cache:
             return 0
-        if not alone and self._lacking(request, computed) > 0:
+        if not alone and (self._lacking(request, computed) + away > 0
+                          or not self._foreseen(request, computed, away)):
             return 0
         if alone and self._cache:
             count = self._manager.reservable(request.number, computed + count) - computed
@@ -195,7 +254,8 @@ class Memory:
         enough, and it should wait."""
         if request.imported <= computed:
             return True
-        fits = alone or self._lacking(request, computed) <= 0
+        away = self._manager.num_away_pages(request.number)
+        fits = alone or self._lacking(request, computed) + away <= 0
         if not fits or not self._reserve(request, request.imported):
             return False
         self._manager.commit(request.number, request.imported, request.tokens)
@@ -235,14 +295,42 @@ class Memory:
         return self._manager.why_not_more(request.number, request.tokens)
 
     def _room(self) -> int:
-        """Free pages beyond one for each row that runs, its next."""
-        return self._manager.num_free_pages - len(self._book.running)
+        """Free pages beyond the watermark and one for each row that runs, its next."""
+        return self._manager.num_free_pages - len(self._book.running) - self._watermark
 
     def _lacking(self, request: Request, computed: int) -> int:
         """Pages by which the room is too small for all that is known of a request, negative when it is
         not."""
         need = self._manager.pages_to_run(len(request.tokens) + 1) - self._manager.pages_to_run(computed)
         return need - self._room()
+
+    # ---- what is to come
+
+    def _expect(self, request: Request) -> int:
+        """Positions that a request will have taken in the end."""
+        produced = request.num_output if request.row < 0 else int(
+            self._rows.known[request.row]) - request.num_prompt
+        return request.num_prompt + self._book.outputs.expect(request.tenant, produced, request.max_tokens)
+
+    def _foreseen(self, request: Request, reused: int, away: int = 0) -> bool:
+        """Whether the answers of all that run and of this one, of which `reused` tokens have pages but for so
+        many that are away, will find room to their ends. Pages that a step in flight still holds will be
+        free."""
+        manager, rows, size = self._manager, self._rows, self._block_tokens
+        if not manager.grows or not self._cache:
+            return True
+        live = (rows.number >= 0).nonzero()[0]
+        for row in live[rows.known[live] >= self._expected[live]].tolist():
+            if (running := rows.request[row]) is not None:
+                self._expected[row] = self._expect(running)
+        known = np.append(rows.known[live], len(request.tokens))
+        left = np.append(self._expected[live], self._expect(request)) - known
+        held = self._pages[-(-np.append(rows.reserved[live], reused) // size)]
+        held[-1] -= min(away, held[-1])
+        kept = self._pages[np.append(rows.num_cached[live], reused) // size]
+        peak = peak_pages(self._pages, known, np.maximum(left, 0), held, np.minimum(kept, held),
+                          block_tokens=size)
+        return peak <= manager.num_free_pages + manager.num_pending_pages - self._watermark
 
     # ---- what is computed
 

@@ -53,9 +53,9 @@ class TableDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Page copies to run before the step's forward, in order. space 0 is the device arena; others name tiers.
+    """Page copies to run before the step's forward, in order. Space 0 is the device's arena, 1 the host's.
 
-    Pages stay pinned by the manager until the result returns the ticket.
+    What they fill stays pinned by the manager until the result returns the ticket.
     """
 
     source_space: Int
@@ -148,9 +148,9 @@ class StepResult:
     when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
     the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
     the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
-    order. returned_tickets: copies that have finished. experts_read: distinct experts whose weights were
-    read, summed over the layers. started_s, finished_s: the executor's clock. drafting: None
-    without speculation.
+    order. returned_tickets: copies that have finished; lost_tickets: those that never ran. experts_read:
+    distinct experts whose weights were read, summed over the layers. started_s, finished_s: the executor's
+    clock. drafting: None without speculation.
     """
 
     step: int
@@ -161,6 +161,7 @@ class StepResult:
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
+    lost_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
     experts_read: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0

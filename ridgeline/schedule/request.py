@@ -100,12 +100,13 @@ class Request:
     predicted_output: tokens; what it may have at the most when nobody predicts. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
-    computed before the last preemption. wasted_tokens: computed more than once, or past the end.
-    prompt_logprobs_from: the first prompt position whose log-probability is still owed (num_prompt when none
-    is). imported: tokens whose cache came with it and is not in the arena yet; 0 once it has started. wait,
-    wait_since_s, waits_s, line_s: `waits.Waits` keeps them. first_scheduled_s, first_started_s: into a plan,
-    and its start on the device. num_chunks, num_drafts, num_accepted: see `base.trace.RequestRecord`.
-    must_tokens, late, retry_after_s: what `overload` knows of it.
+    computed before the last preemption. away: what it computed waits in host memory. wasted_tokens: computed
+    more than once, or past the end. prompt_logprobs_from: the first prompt position whose log-probability is
+    still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
+    yet; 0 once it has started. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
+    first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
+    num_accepted: see `base.trace.RequestRecord`. must_tokens, late, retry_after_s: what `overload` knows of
+    it.
     """
 
     number: int
@@ -135,6 +136,7 @@ class Request:
     prompt_logprobs_from: int = 1
     imported: int = 0
     lost_tokens: int = 0
+    away: bool = False
     wasted_tokens: int = 0
     num_preemptions: int = 0
     finish: Finish | None = None

@@ -27,6 +27,7 @@ from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Limits, Policy, View
+from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
 from ridgeline.schedule.rows import Rows, Taken
 from ridgeline.schedule.speculate import Speculation
@@ -53,13 +54,15 @@ class Scheduler:
     that bring none. cache=False is the naive path: every step computes all known tokens of a row again, from
     position 0. speculation: how many drafts the rows verify, None for an executor that drafts nothing. How
     many tokens such a step brings is known when it is committed, so nothing is planned ahead of it. overload:
-    what becomes of requests that are certain to be late; None without a deadline.
+    what becomes of requests that are certain to be late; None without a deadline. pressure: what a preemption
+    costs, and the room that is left when requests start.
     """
 
     def __init__(self, capacity: Capacity, manager: Manager, policy: Policy, *, max_num_batched_tokens: int,
                  max_num_seqs: int, eos_token_ids: Sequence[int] = (), seed: int = 0,
                  cache: bool = True, speculation: Speculation | None = None,
-                 overload: Overload | None = None) -> None:
+                 overload: Overload | None = None,
+                 pressure: Pressure = NO_PRESSURE) -> None:
         assert speculation is None or cache, "without a cache there is nothing to verify drafts from"
         self._speculation = speculation
         self._overload = overload
@@ -80,7 +83,7 @@ class Scheduler:
         self._book = Book(rows=self._rows, manager=manager, policy=policy, door=self._door, index=cache,
                           seed=seed)
         self._memory = Memory(rows=self._rows, book=self._book, manager=manager, policy=policy,
-                              layout=capacity.layout, cache=cache)
+                              capacity=capacity, cache=cache, pressure=pressure)
         self._admission = Admission(rows=self._rows, book=self._book, memory=self._memory, policy=policy,
                                     cache=cache)
         self._taker = Taker(rows=self._rows, book=self._book)
@@ -191,12 +194,22 @@ class Scheduler:
         assert self._committed == plan.step == result.step, "steps are committed in order"
         assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
         self._manager.return_tickets(result.returned_tickets.tolist())
+        broken = self._manager.lose_tickets(result.lost_tickets.tolist())
         self._manager.step_finished(plan.step)
         outputs = self._taker.take(plan, taken, result, now)
+        outputs += self._fail(broken, now)
         self._memory.index(taken)
         if self._speculation is not None:
             self._speculation.observe(plan, result, ahead=bool(self._begun))
         self._policy.observe(plan, result)
+        return outputs
+
+    def _fail(self, numbers: Sequence[int], now: float) -> list[Output]:
+        """End the living ones of these, whose pages a step that broke was to fill for others."""
+        outputs = []
+        for request in [self._book.requests[number] for number in numbers if number in self._book.requests]:
+            self._book.finish(request, Finish.ERROR, now)
+            outputs.append(request.news(error="the step that was to fill its pages failed"))
         return outputs
 
     def _view(self) -> View:
@@ -284,8 +297,9 @@ class Scheduler:
     def stats(self) -> dict[str, int | float | Mapping[str, float]]:
         """Gauges and counters; counts are since the start. num_pages: of the arena, the null page left out,
         used + free + pending (these wait for a step in flight); of the free ones, num_cached_pages hold
-        prefixes. waiting, waited_s: choices, and seconds of all choices, by `waits.Wait`."""
-        counters, manager = self._book.counters, self._manager
+        prefixes. waiting, waited_s: choices, and seconds of all choices, by `waits.Wait`. num_out_pages,
+        num_back_pages: copied to host memory and back."""
+        counters, manager, stats = self._book.counters, self._manager, self._manager.stats
         return {
             "num_running": self._rows.num_running, "num_waiting": self._book.num_waiting,
             "kv_usage": manager.usage, "num_used_pages": manager.num_used_pages,
@@ -299,6 +313,8 @@ class Scheduler:
             "num_generated_tokens": counters.num_generated_tokens,
             "num_recomputed_tokens": counters.num_recomputed_tokens,
             "num_surplus_tokens": counters.num_surplus_tokens, "finished": dict(counters.finished),
+            "num_swaps": counters.num_swaps, "num_host_hit_tokens": stats.num_host_hit_tokens,
+            "num_out_pages": stats.num_out_pages, "num_back_pages": stats.num_back_pages,
             **({} if self._speculation is None else self._speculation.stats()),
             **({} if self._overload is None else self._overload.stats()),
         }

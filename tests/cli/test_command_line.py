@@ -13,7 +13,8 @@ from ridgeline.commands.flags import engine_config
 
 ENGINE = {
     "--tokenizer", "--chat-template", "--revision", "--load-format", "--dtype", "--hf-overrides",
-    "--quantization", "--max-model-len", "--kv-cache-bytes", "--kv-cache-dtype", "--block-tokens",
+    "--quantization", "--max-model-len", "--kv-cache-bytes", "--host-kv-bytes",
+    "--kv-watermark-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
     "--speculate", "--speculate-max", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",

@@ -24,6 +24,7 @@ from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Long, Speculation
@@ -58,7 +59,7 @@ class Job:
 class Setup:
     """How an engine is sized. The default runs one request as plainly as can be. speculate: "ngram" or
     "draft" drafts as much as can be in every step; draft_pages: of the draft model. seed: of requests without
-    one. check: every invariant after every step."""
+    one. num_host_pages: then whoever is preempted is swapped. check: every invariant after every step."""
 
     num_pages: int = 200
     num_rows: int = 6
@@ -72,6 +73,7 @@ class Setup:
     speculate: str = ""
     draft_pages: int = 60
     block_tokens: int = 4
+    num_host_pages: int = 0
     seed: int = 0
     check: bool = True
 
@@ -133,7 +135,7 @@ class Tiny:
         capacity = Capacity(
             layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
             num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
-            max_model_len=160, vocab_size=self.spec.vocab_size)
+            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages)
         drafter = self._drafter(setup, capacity) if setup.speculate else None
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
                                  clock=WallClock(), threads=1, drafter=drafter)
@@ -153,12 +155,14 @@ class Tiny:
 
     def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
         manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching,
-                            snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes)
+                            snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes,
+                            num_host_pages=setup.num_host_pages)
         scheduler = Scheduler(
             executor.capacity(), manager, make_policy(setup.policy),
             max_num_batched_tokens=setup.max_step_tokens, max_num_seqs=setup.num_rows,
             eos_token_ids=self.spec.eos_token_ids, cache=setup.cache, seed=setup.seed,
-            speculation=Eager(setup.num_rows, MOST_DRAFTS, lambda step: 1.0) if setup.speculate else None)
+            speculation=Eager(setup.num_rows, MOST_DRAFTS, lambda step: 1.0) if setup.speculate else None,
+            pressure=Pressure(swap_s=lambda num_bytes: 0.0) if setup.num_host_pages else NO_PRESSURE)
         return Loop(scheduler, executor, WallClock())
 
 

@@ -98,6 +98,15 @@ def test_preempted(tiny: Tiny) -> None:
     assert sums["num_preemptions"] > 0
 
 
+def test_swapped(tiny: Tiny) -> None:
+    """The same, to host memory and back: nothing is computed again."""
+    setups = st.builds(Setup, num_pages=st.integers(24, 30), depth=st.integers(1, 2),
+                       prefix_caching=st.booleans(), num_host_pages=st.just(60))
+    sums = check(tiny, "swapped", setups, one=jobs(most_prompt=12, least_output=20), least_jobs=5,
+                 examples=2)
+    assert sums["num_swaps"] > 0 and sums["num_recomputed_tokens"] == 0
+
+
 def test_without_a_cache(tiny: Tiny) -> None:
     """The naive path: every step computes everything again."""
     check(tiny, "naive", st.just(Setup(cache=False)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.blocks.step import Block, Step
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_states
-from tests.invariance.driver import Job, Setup, Tiny
+from tests.invariance.driver import Job, Setup, Tally, Tiny
 from tests.invariance.test_invariance import check, jobs
 
 SNAPSHOTS = {"snapshot_stride": st.sampled_from([0, 8]), "snapshot_bytes": st.sampled_from([None, 40_000])}
@@ -59,6 +59,17 @@ def test_preempted(tiny: Tiny) -> None:
     work = jobs(most_prompt=20, least_output=10, priorities=3)
     sums = check(tiny, "preempted", setups, one=work, least_jobs=4, examples=2)
     assert sums["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_swapped(tiny: Tiny, depth: int) -> None:
+    """An urgent request takes a row: the state goes to host memory as it stands, in the middle of a block,
+    and comes back."""
+    greedy = SamplingParams(temperature=0.0, seed=0, max_tokens=14, ignore_eos=True)
+    work = [Job(prompt=tuple(range(3, 10 + place)), params=greedy, priority=2 - place, at=place * 4)
+            for place in range(3)]
+    run = Tally().compare(tiny, Setup(num_rows=1, num_host_pages=100, depth=depth, policy="priority"), work)
+    assert run.stats["num_swaps"] == 2 and run.stats["num_recomputed_tokens"] == 0
 
 
 class OneRow:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ridgeline.kv.manager import KVManager
 from ridgeline.spec.cache import CacheLayout
+from tests.kv.host import Host
 from tests.kv.machine import Machine, Work, histories
 from tests.kv.twin import Twin
 
@@ -27,6 +28,7 @@ class Live:
     computed: int = 0
     reserved: int = 0
     mark: int = 0
+    away: bool = False
 
 
 @dataclass(eq=False)
@@ -42,15 +44,18 @@ class Driver:
     manager hears of what was computed only when a block is full, before a fork and (perhaps) at the end.
     """
 
-    def __init__(self, layout: CacheLayout, num_pages: int, seed: int, caching: bool = True) -> None:
+    def __init__(self, layout: CacheLayout, num_pages: int, seed: int, caching: bool = True,
+                 num_host_pages: int = 0) -> None:
         self.random = random.Random(seed)
         self.block = layout.block_tokens
         stride, most = self.block * self.random.choice([0, 1, 3]), self.random.choice([None, 1, 3])
         one_bytes = sum(group.state_pages for group in layout.groups) * layout.page_bytes
         self.manager = KVManager(layout, num_pages, prefix_caching=caching, snapshot_stride=stride,
-                                 snapshot_bytes=None if most is None else most * one_bytes)
-        self.twin = Twin(layout, num_pages, caching, stride, most)
-        self.machine = Machine(layout, num_pages)
+                                 snapshot_bytes=None if most is None else most * one_bytes,
+                                 num_host_pages=num_host_pages)
+        self.twin = Twin(layout, num_pages, caching, stride, most, host=Host(num_host_pages or 1, layout))
+        self.machine = Machine(layout, num_pages, num_host_pages)
+        self.tiers = num_host_pages > 0
         self.live: dict[int, Live] = {}
         self.rows: dict[int, int] = {}
         self.flights: list[Flight] = []
@@ -61,6 +66,8 @@ class Driver:
 
     def run(self, num_actions: int) -> None:
         actions = [self.open] * 3 + [self.plan] * 6 + [self.finish] * 5 + [self.fork] * 2 + [self.end] * 2
+        if self.tiers:
+            actions += [self.put_away] * 2
         for _ in range(num_actions):
             self.random.choice(actions)()
             self.compare()
@@ -79,8 +86,9 @@ class Driver:
         assert manager.num_pending_pages == len(twin.pending)
         assert manager.num_used_pages == len(twin.held())
         stats = manager.stats
-        assert (stats.num_evicted_pages, stats.num_copied_pages, stats.num_hit_tokens) == (
-            twin.num_evicted, twin.num_copied, twin.num_hit_tokens)
+        assert (stats.num_evicted_pages, stats.num_copied_pages, stats.num_hit_tokens,
+                stats.num_host_hit_tokens) == (
+            twin.num_evicted, twin.num_copied, twin.num_hit_tokens, twin.num_host_hit_tokens)
         for seq, state in twin.seqs.items():
             for group, table in enumerate(state.tables):
                 assert [page > 0 for page in manager.table(seq, group)] == [bool(page) for page in table]
@@ -95,8 +103,13 @@ class Driver:
         limit = self.random.choice([None, None, None, self.random.randrange(len(tokens))])
         prompt = tokens[: live.known]
         promised = self.manager.lookup(list(prompt), live.salt, limit)
+        here = self.manager.lookup(list(prompt), live.salt, limit, host=False)
+        assert here == self.twin.hit(prompt, live.salt, limit, host=False)
         hit = self.manager.open(live.seq, list(prompt), live.salt, limit)
-        assert hit == promised == self.twin.open(live.seq, prompt, live.salt, limit)
+        assert hit == promised == self.twin.open(live.seq, prompt, live.salt, limit, live.tokens)
+        away = sum(map(len, self.twin.seqs[live.seq].away))
+        assert self.manager.num_away_pages(live.seq) == away
+        assert self.manager.why_not_more(live.seq, list(prompt))
         live.scheduled = live.computed = live.reserved = hit
         live.mark = self.next_mark(live)
 
@@ -124,7 +137,7 @@ class Driver:
             return
         work, chosen = [], [live for live in self.live.values() if self.random.random() < 0.7]
         for live in chosen:
-            if live.seq not in self.live:
+            if live.seq not in self.live or (live.away and not self.resume(live)):
                 continue
             if live.scheduled == live.known and live.known < len(live.tokens):
                 live.known += 1
@@ -142,7 +155,9 @@ class Driver:
                 self.fork()
             if self.random.random() < 0.1:  # preempted in the middle of planning
                 self.end()
-        work = [(live, stop) for live, stop in work if live.seq in self.live]
+            if self.tiers and self.random.random() < 0.1:
+                self.put_away()
+        work = [(live, stop) for live, stop in work if live.seq in self.live and not live.away]
         free_rows = [row for row in range(8) if row not in self.rows.values()]
         for live, _ in work:
             if live.seq not in self.rows:
@@ -183,6 +198,9 @@ class Driver:
         if not self.flights:
             return
         flight = self.flights.pop(0)
+        if self.tiers and self.random.random() < 0.05:
+            self.lose(flight)
+            return
         self.tickets += self.machine.run_oldest().ticket
         if self.random.random() < 0.3:
             self.return_some()
@@ -196,8 +214,54 @@ class Driver:
                 self.drop(live.seq)
                 continue
             before, live.computed = live.computed, stop
+            if live.away:
+                continue
             if not self.lazy or before // self.block < stop // self.block:
                 self.commit(live)
+
+    def lose(self, flight: Flight) -> None:
+        """The oldest step raised before anything was done: its sequences end, its copies never ran."""
+        lost = self.machine.lose_oldest().ticket
+        broken = self.manager.lose_tickets(lost)
+        assert broken == self.twin.lose(lost)
+        self.machine.distrust([self.live[seq].history for seq in broken])
+        self.manager.step_finished(flight.step)
+        self.twin.step_finished(flight.step)
+        for live in [live for live, _ in flight.work] + [self.live[seq] for seq in broken]:
+            if self.live.get(live.seq) is live:
+                self.drop(live.seq)
+
+    def put_away(self) -> None:
+        """Preempted by swap: what is scheduled is kept, with what the steps in flight still write."""
+        running = [live for live in self.live.values() if live.scheduled and not live.away]
+        if not running:
+            return
+        live = self.random.choice(running)
+        self.commit(live)
+        done = self.manager.put_away(live.seq, live.scheduled)
+        assert done == self.twin.put_away(live.seq, live.scheduled)
+        if done:
+            live.away = True
+            self.rows.pop(live.seq, None)
+
+    def resume(self, live: Live) -> bool:
+        """Once its last step is back: whether it may run again; it is given up when the host has it not."""
+        kept = self.manager.kept_away(live.seq)
+        assert kept == self.twin.kept_away(live.seq)
+        if kept is None or live.computed < live.scheduled:
+            return False
+        if kept == 0:
+            self.drop(live.seq)
+            return False
+        assert kept == live.scheduled
+        live.reserved = kept
+        self.commit(live)
+        assert self.manager.num_away_pages(live.seq) == sum(map(len, self.twin.seqs[live.seq].away))
+        if not self.reserve(live, kept + 1):
+            return False
+        live.away = False
+        live.mark = self.next_mark(live)
+        return True
 
     def commit(self, live: Live) -> None:
         known = live.tokens[: max(live.computed, live.known)]
@@ -219,20 +283,22 @@ class Driver:
         if not self.live or len(self.live) >= 6:
             return
         parent = self.random.choice(list(self.live.values()))
+        if parent.away:
+            return
         self.commit(parent)
         computed = parent.computed
         wanted = self.random.choice([computed, max(0, computed - 1), self.random.randrange(computed + 1)])
         own = tuple(self.random.choices(range(2), k=self.random.randrange(1, 9)))
         child = self.enter(parent.tokens[:wanted] + own, wanted + 1, parent.salt)
         shared = self.manager.fork(parent.seq, child.seq, wanted)
-        assert shared == self.twin.fork(parent.seq, child.seq, wanted, parent.tokens)
+        assert shared == self.twin.fork(parent.seq, child.seq, wanted, parent.tokens, child.tokens)
         child.scheduled = child.computed = child.reserved = shared
         child.mark = self.next_mark(child)
 
     def end(self) -> None:
         if self.live:
             live = self.random.choice(list(self.live.values()))
-            if self.random.random() < 0.5:
+            if self.random.random() < 0.5 and not live.away:
                 self.commit(live)
             self.drop(live.seq)
 
@@ -244,8 +310,8 @@ class Driver:
 
 
 def run_history(layout: CacheLayout, num_pages: int, seed: int, num_actions: int,
-                caching: bool = True) -> Driver:
+                caching: bool = True, num_host_pages: int = 0) -> Driver:
     """One whole random history; returns the driver for its counts."""
-    driver = Driver(layout, num_pages, seed, caching)
+    driver = Driver(layout, num_pages, seed, caching, num_host_pages)
     driver.run(num_actions)
     return driver

@@ -40,11 +40,13 @@ class Step:
 class Machine:
     """Runs steps in order, some time after they were planned."""
 
-    def __init__(self, layout: CacheLayout, num_pages: int) -> None:
+    def __init__(self, layout: CacheLayout, num_pages: int, num_host_pages: int = 0) -> None:
         self._groups = layout.groups
         self._rows: dict[int, list[dict[int, int]]] = {}
         self._arena: list[dict[int, int]] = [{} for _ in range(num_pages)]
+        self._spaces = self._arena, [{} for _ in range(num_host_pages)]
         self._steps: list[Step] = []
+        self._lost: list[tuple[int, ...]] = []
         self.num_reads = 0
 
     def plan(self, news: StepNews, work: list[Work]) -> None:
@@ -55,15 +57,28 @@ class Machine:
         tables = {item.row: [dict(table) for table in self._rows[item.row]] for item in work}
         self._steps.append(Step(tuple(work), tables, news.copies))
 
+    def lose_oldest(self) -> CopyNews:
+        """The step never runs, and nothing of its sequences can be trusted from here on."""
+        step = self._steps.pop(0)
+        self.distrust([item.history for item in step.work])
+        return step.copies
+
+    def distrust(self, histories: list[tuple[int, ...]]) -> None:
+        """These sequences end with a step that was lost; what they have in flight is not looked at."""
+        self._lost += histories
+
     def run_oldest(self) -> CopyNews:
         """Copies, then all writes of the step, then all its reads."""
         step = self._steps.pop(0)
-        for source, target in zip(step.copies.source, step.copies.target):
-            self._arena[target] = dict(self._arena[source])
-        for item in step.work:
+        copies = step.copies
+        for from_space, source, to_space, target in zip(
+                copies.source_space, copies.source, copies.target_space, copies.target):
+            self._spaces[to_space][target] = dict(self._spaces[from_space][source])
+        work = [item for item in step.work if not any(item.history is lost for lost in self._lost)]
+        for item in work:
             for group in range(len(self._groups)):
                 self._write(group, item, step.tables[item.row][group])
-        for item in step.work:
+        for item in work:
             for group, spec in enumerate(self._groups):
                 if spec.kind is not State:
                     self._read(group, item, step.tables[item.row][group])

@@ -26,6 +26,22 @@ def test_histories_agree_without_prefix_caching(name: str) -> None:
     assert driver.manager.stats.num_copied_pages > 0
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_histories_agree_over_two_tiers(name: str) -> None:
+    """With a host's arena of half the device's size behind it: what is evicted or put away is found there,
+    and comes back before it is read, whatever is preempted, lost or in flight."""
+    for seed in range(2):
+        run_history(LAYOUTS[name], PAGES[name], seed, 100, num_host_pages=PAGES[name] // 2)
+
+
+def test_both_tiers_serve() -> None:
+    """The histories do put pages away, evict them to the host and find them there."""
+    stats = [run_history(LAYOUTS["mixed"], 26, seed, 150, num_host_pages=40).manager.stats
+             for seed in range(4)]
+    assert sum(one.num_host_hit_tokens for one in stats) > 0
+    assert sum(one.num_out_pages for one in stats) > sum(one.num_back_pages for one in stats) > 0
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -33,3 +49,12 @@ def test_many_histories_agree(name: str) -> None:
     """The same at length."""
     for seed in range(1000, 1100):
         run_history(LAYOUTS[name], PAGES[name] + seed % 7, seed, 400)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_many_histories_agree_over_two_tiers(name: str) -> None:
+    for seed in range(2000, 2100):
+        pages = PAGES[name] + seed % 7
+        run_history(LAYOUTS[name], pages, seed, 400, num_host_pages=2 + pages * (seed % 5) // 3)

@@ -2,32 +2,30 @@
 or a tree.
 
 Pages are objects; who holds one is found by looking through all tables; a cached page is named by its whole
-history.
+history. The host's pages are such objects too, in lists of their own (host.py).
 """
 
 from dataclasses import dataclass, field
 
-from ridgeline.spec.cache import CacheGroup, CacheLayout, Paged, State, Window
+from ridgeline.spec.cache import CacheGroup, CacheLayout, State, Window
+from tests.kv.host import Host, Page, followers, name_bytes
 
 NEVER = 1 << 62
 
 
 @dataclass(eq=False)
-class Page:
-    group: int
-    part: int = 0  # which page of a state
-    key: tuple | None = None  # (salt, all tokens up to the page's end) while cached
-
-
-@dataclass(eq=False)
 class Seq:
     salt: str
+    text: tuple  # all its tokens, those to come too
     tables: list[list[Page | None]]
     computed: int
     reserved: int
     offered: list[int]
     query: int
+    away: list[dict[int, Page]]
     marks: set[int] = field(default_factory=set)
+    from_host: int = 0
+    lost: bool = False
     snapshots: list[tuple[int, list[Page]]] = field(default_factory=list)
 
 
@@ -36,6 +34,12 @@ class Copy:
     source: Page
     target: Page
     ticket: int
+    way: str = "here"  # or "out" to the host, or "back"
+    key: tuple | None = None
+
+    @property
+    def pinned(self) -> tuple[Page, ...]:
+        return (self.target,) if self.way == "out" else (self.source, self.target)
 
 
 def first_seen(group: CacheGroup, query: int) -> int:
@@ -53,10 +57,6 @@ def num_entries(group: CacheGroup, num_tokens: int) -> int:
 
 def _all_tables(seq: Seq) -> list[list[Page | None]]:
     return [*seq.tables, *(pages for _, pages in seq.snapshots)]
-
-
-def _bytes(tokens: tuple) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
 @dataclass(eq=False)
@@ -79,6 +79,12 @@ class Twin:
     num_evicted: int = 0
     num_copied: int = 0
     num_hit_tokens: int = 0
+    num_host_hit_tokens: int = 0
+    host: Host = field(default_factory=Host)
+    flying: set[int] = field(default_factory=set)  # tickets that a closed step carries
+
+    def __post_init__(self) -> None:
+        self.host.pinned, self.host.held_by = self.pins, self.host_holders
 
     # ---- what is where
 
@@ -94,32 +100,45 @@ class Twin:
         return self.num_pages - 1 - len(self.held()) - len(self.pending)
 
     def pins(self, page: Page) -> int:
-        return sum((copy.source is page) + (copy.target is page) for copy in self.copies)
+        return sum(pinned is page for copy in self.copies for pinned in copy.pinned)
+
+    def host_holders(self, page: Page) -> int:
+        return sum(held is page for seq in self.seqs.values() for away in seq.away for held in away.values())
 
     # ---- prefixes
 
-    def serving(self, group: int, salt: str, tokens: tuple, index: int, end: int) -> Page | None:
-        """A cached page for entry `index` of a prefix of `end` tokens."""
+    def serving(self, group: int, salt: str, tokens: tuple, index: int, end: int,
+                host: bool = True) -> Page | None:
+        """A cached page for entry `index` of a prefix of `end` tokens: the host's if the device has none."""
+        for cached in (self.cached, self.host.cached if host else []):
+            if (page := self._serving(cached, group, salt, tokens, index, end)) is not None:
+                return page
+        return None
+
+    def _serving(self, cached: list[Page], group: int, salt: str, tokens: tuple, index: int,
+                 end: int) -> Page | None:
         size = self.layout.groups[group].tokens_per_page
         stop = min(end, (index + 1) * size)
-        found = [page for page in self.cached if page.group == group and page.key[0] == salt
+        found = [page for page in cached if page.group == group and page.key[0] == salt
                  and len(page.key[1]) == (index + 1) * size and page.key[1][:stop] == tokens[:stop]]
-        return min(found, key=lambda page: _bytes(page.key[1][index * size:]), default=None)
+        return min(found, key=lambda page: name_bytes(page.key[1][index * size:]), default=None)
 
-    def snapshot_of(self, group: int, salt: str, tokens: tuple) -> list[Page | None]:
-        """The cached pages of the state after `tokens`."""
-        named = {page.part: page for page in self.cached if (page.group, page.key) == (group, (salt, tokens))}
+    def snapshot_of(self, group: int, salt: str, tokens: tuple, host: bool = False) -> list[Page | None]:
+        """The cached pages of the state after `tokens`; the host's too where the device has none."""
+        named = {page.part: page for page in [*(self.host.cached if host else []), *self.cached]
+                 if (page.group, page.key) == (group, (salt, tokens))}
         return [named.get(part) for part in range(self.layout.groups[group].state_pages)]
 
-    def servable(self, group: int, salt: str, tokens: tuple, end: int) -> bool:
+    def servable(self, group: int, salt: str, tokens: tuple, end: int, host: bool) -> bool:
         spec = self.layout.groups[group]
         if spec.kind is State:
-            return end == 0 or None not in self.snapshot_of(group, salt, tokens[:end])
+            return end == 0 or None not in self.snapshot_of(group, salt, tokens[:end], host)
         needed = range(first_seen(spec, end), -(-end // spec.tokens_per_page))
         return end % spec.tokens_per_entry == 0 and all(
-            self.serving(group, salt, tokens, index, end) is not None for index in needed)
+            self.serving(group, salt, tokens, index, end, host) is not None for index in needed)
 
-    def hit(self, tokens: tuple, salt: str, limit: int | None, *, states: bool = True) -> int:
+    def hit(self, tokens: tuple, salt: str, limit: int | None, *, states: bool = True,
+            host: bool = True) -> int:
         """states=False: if a state could be had anywhere."""
         groups = [
             number for number, group in enumerate(self.layout.groups) if states or group.kind is not State]
@@ -127,31 +146,40 @@ class Twin:
             return 0
         most = len(tokens) - 1 if limit is None else min(len(tokens) - 1, limit)
         return next(end for end in range(most, -1, -1)
-                    if all(self.servable(group, salt, tokens, end) for group in groups))
+                    if all(self.servable(group, salt, tokens, end, host) for group in groups))
 
     # ---- operations
 
-    def open(self, seq: int, tokens: tuple, salt: str, limit: int | None) -> int:
+    def open(self, seq: int, tokens: tuple, salt: str, limit: int | None, text: tuple) -> int:
         hit = self.hit(tokens, salt, limit)
         tables: list[list[Page | None]] = []
+        away: list[dict[int, Page]] = []
+        from_host = 0
         for number, spec in enumerate(self.layout.groups):
             if spec.kind is State:
-                tables.append(self.snapshot_of(number, salt, tokens[:hit]) if hit else [])
-                for page in tables[-1]:
-                    self._use(page)
+                table = self.snapshot_of(number, salt, tokens[:hit], host=True) if hit else []
+                for page in table:
                     if page in self.heads:
                         self.heads.remove(page)
                         self.heads.append(page)
-                continue
-            table = [None if index < first_seen(spec, hit) else self.serving(number, salt, tokens, index, hit)
-                     for index in range(num_entries(spec, hit))]
-            for page in table:
+            else:
+                table = [
+                    None if index < first_seen(spec, hit) else self.serving(number, salt, tokens, index, hit)
+                    for index in range(num_entries(spec, hit))]
+            away.append({index: page for index, page in enumerate(table) if page in self.host.cached})
+            size = spec.tokens_per_page or hit
+            from_host = max(from_host, len([token for token in range(hit) if token // size in away[-1]])
+                            if spec.tokens_per_page else hit * bool(away[-1]))
+            tables.append([None if page in self.host.cached else page for page in table])
+            for page in tables[-1]:
                 self._use(page)
-            tables.append(table)
+            for page in away[-1].values():
+                self.host.use(page)
         ends = {len(tokens) - 1, self.hit(tokens, salt, limit, states=False)}
         marks = {end // self.layout.block_tokens * self.layout.block_tokens for end in ends}
-        self.seqs[seq] = Seq(salt, tables, hit, hit, [self._full(spec, hit) for spec in self.layout.groups],
-                             len(tokens), {mark for mark in marks if mark > hit})
+        self.seqs[seq] = Seq(salt, text, tables, hit, hit,
+                             [self._full(spec, hit) for spec in self.layout.groups], len(tokens), away,
+                             {mark for mark in marks if mark > hit}, from_host)
         return hit
 
     def next_mark(self, seq: int, position: int) -> int:
@@ -194,17 +222,18 @@ class Twin:
                 if many and all(page in self.idle for page in whole):
                     self.heads.remove(head)
                     for page in whole:
-                        self.idle.remove(page)
-                        self._forget(page)
-                        self.num_evicted += 1
+                        self._evict(page)
 
     def lacking(self, seq: int, num_tokens: int) -> tuple[int, list[tuple[list, int, bool]]]:
         """(pages needed less pages free, shared entries that would be written)."""
-        state, new, shared = self.seqs[seq], 0, []
+        state, shared = self.seqs[seq], []
+        new = sum(map(len, state.away))
         for spec, table in zip(self.layout.groups, state.tables):
             new += max(0, num_entries(spec, num_tokens) - len(table))
             start = 0 if spec.kind is State else state.computed // spec.tokens_per_page
             for index in range(start, min(len(table), num_entries(spec, num_tokens))):
+                if table[index] is None:
+                    continue
                 sole = self.holders(table[index]) == 1
                 if not sole or table[index].key is not None:
                     shared.append((table, index, sole))
@@ -225,14 +254,71 @@ class Twin:
             self._copy(source, target)
             table[index] = target
             self._left(source)
+        for number in range(len(state.tables)):
+            self._bring(state, number)
         for number, (spec, table) in enumerate(zip(self.layout.groups, state.tables)):
             while len(table) < num_entries(spec, num_tokens):
                 table.append(self._take(number, len(table) if spec.kind is State else 0))
         state.reserved = max(state.reserved, num_tokens)
         if state.query:
             self.num_hit_tokens += state.computed
+            self.num_host_hit_tokens += state.from_host
             state.query = 0
         return True
+
+    def _bring(self, state: Seq, number: int) -> None:
+        """Back from the host, or from a device page that has the same by now."""
+        spec, away, table = self.layout.groups[number], state.away[number], state.tables[number]
+        for index, held in list(away.items()):
+            key = None
+            if self.caching and index < self._full(spec, state.computed):
+                key = (state.salt, state.text[:(index + 1) * spec.tokens_per_page])
+            same = [page for page in self.cached if key and (page.group, page.key) == (number, key)]
+            twin = same[0] if same else None
+            if twin is not None:
+                self._use(twin)
+                table[index] = twin
+            else:
+                table[index] = self._take(number, held.part)
+                self._copy(held, table[index], "back", key)
+            del away[index]
+            self.host.left(held)
+
+    def put_away(self, seq: int, num_tokens: int) -> bool:
+        state = self.seqs[seq]
+        entries = [(number, index) for number, spec in enumerate(self.layout.groups)
+                   for index, page in enumerate(state.tables[number][:num_entries(spec, num_tokens)])
+                   if page is not None]
+        flying = [copy.target for copy in self.copies if copy.ticket in self.flying]
+        if len(entries) > self.host.free() or any(
+                state.tables[number][index] in flying for number, index in entries):
+            return False
+        for number, index in entries:
+            page = state.tables[number][index]
+            twin = self.host.find(page) if page.key is not None else None
+            if twin is not None:
+                self.host.use(twin)
+            else:
+                twin = self.host.take(page)
+                self._copy(page, twin, "out", page.key)
+            state.away[number][index] = twin
+        for number, spec in enumerate(self.layout.groups):
+            for index in reversed(range(len(state.tables[number]))):
+                self._clear(state.tables[number], index)
+            del state.tables[number][num_entries(spec, num_tokens):]
+        dropped, state.snapshots = state.snapshots, []
+        for page in [page for _, pages in dropped for page in pages]:
+            self._left(page)
+        state.reserved = num_tokens
+        return True
+
+    def kept_away(self, seq: int) -> int | None:
+        state = self.seqs[seq]
+        if state.lost:
+            return 0
+        held = [page for away in state.away for page in away.values()]
+        flying = [copy for copy in self.copies if copy.ticket in self.flying and copy.way == "out"]
+        return None if any(copy.target in held for copy in flying) else state.reserved
 
     def commit(self, seq: int, num_computed: int, tokens: tuple) -> None:
         state = self.seqs[seq]
@@ -240,15 +326,19 @@ class Twin:
         for number, (spec, table) in enumerate(zip(self.layout.groups, state.tables)):
             for index in range(state.offered[number], self._full(spec, num_computed) if self.caching else 0):
                 page, key = table[index], (state.salt, tokens[:(index + 1) * spec.tokens_per_page])
+                if page is None:  # away
+                    continue
                 if page.key is None and not any(c.group == number and c.key == key for c in self.cached):
                     page.key = key
                     self.cached.append(page)
             state.offered[number] = self._full(spec, num_computed)
             for index in range(first_seen(spec, num_computed - 1)):
                 self._clear(table, index)
+                if index in state.away[number]:
+                    self.host.left(state.away[number].pop(index))
         self._settle_snapshots(state, tokens)
 
-    def fork(self, parent: int, child: int, num_tokens: int, tokens: tuple) -> int:
+    def fork(self, parent: int, child: int, num_tokens: int, tokens: tuple, text: tuple) -> int:
         state = self.seqs[parent]
 
         def rests(end: int) -> bool:
@@ -258,7 +348,10 @@ class Twin:
             if spec.kind is State:
                 number = self.layout.groups.index(spec)
                 return rests(end) or None not in self.snapshot_of(number, state.salt, tokens[:end])
-            return end % spec.tokens_per_entry == 0 and None not in table[first_seen(spec, end):]
+            number = self.layout.groups.index(spec)
+            gone = [index for index, page in enumerate(table) if page is None
+                    and index not in state.away[number]]
+            return end % spec.tokens_per_entry == 0 and all(index < first_seen(spec, end) for index in gone)
 
         shared = next((end for end in range(num_tokens, 0, -1)
                        if all(map(exact, self.layout.groups, state.tables, [end] * len(state.tables)))), 0)
@@ -268,8 +361,12 @@ class Twin:
             for number, (spec, table) in enumerate(zip(self.layout.groups, state.tables))]
         for page in [page for table in tables for page in table]:
             self._use(page)
-        self.seqs[child] = Seq(state.salt, tables, shared, shared,
-                               [self._full(spec, shared) for spec in self.layout.groups], 0)
+        away = [{index: page for index, page in held.items() if index < len(table) and table[index] is None}
+                for held, table in zip(state.away, tables)]
+        for page in [page for held in away for page in held.values()]:
+            self.host.use(page)
+        self.seqs[child] = Seq(state.salt, text, tables, shared, shared,
+                               [self._full(spec, shared) for spec in self.layout.groups], 0, away)
         return shared
 
     def release(self, seq: int, tokens: tuple) -> None:
@@ -287,14 +384,20 @@ class Twin:
                             self._use(other)
                             self._left(other)
                 self._clear(table, index)
+                if index in state.away[number]:
+                    self.host.left(state.away[number].pop(index))
         del self.seqs[seq]
-        for copy in reversed(list(self.queued)):
-            if self.holders(copy.target) == 0 and self.pins(copy.target) == 1:
-                self.queued.remove(copy)
-                self.num_copied -= 1
-                self.done(copy.ticket)
+        for place in reversed(range(len(self.queued))):
+            copy = self.queued[place]
+            held = (self.host_holders if copy.way == "out" else self.holders)(copy.target)
+            read = any(later.source is copy.target for later in self.queued[place + 1:])
+            if not held and not read and not (copy.way == "out" and copy.key):
+                del self.queued[place]
+                self.num_copied -= copy.way == "here"
+                self._close(copy)
 
     def close_step(self, step: int) -> None:
+        self.flying |= {copy.ticket for copy in self.queued}
         self.queued.clear()
         self.closed = step
 
@@ -307,8 +410,35 @@ class Twin:
 
     def done(self, ticket: int) -> None:
         copy = next(copy for copy in self.copies if copy.ticket == ticket)
+        cached = self.host.cached if copy.way == "out" else self.cached
+        if copy.key is not None and not any(
+                (page.group, page.part, page.key) == (copy.target.group, copy.target.part, copy.key)
+                for page in cached):
+            copy.target.key = copy.key
+            cached.append(copy.target)
+        self._close(copy)
+
+    def lose(self, tickets: list[int]) -> list[int]:
+        lost = [copy for copy in self.copies if copy.ticket in tickets]
+        empty = [copy.target for copy in lost]
+        for copy in self.copies[self.copies.index(lost[-1]) + 1:] if lost else ():
+            if copy.source in empty:
+                empty.append(copy.target)
+                copy.key = None
+        for page in empty:
+            if page in self.cached:
+                self._forget(page)
+        for copy in lost:
+            self._close(copy)
+        for state in self.seqs.values():
+            state.lost |= any(page in empty for away in state.away for page in away.values())
+        return [seq for seq, state in self.seqs.items()
+                if any(page in empty for table in state.tables for page in table)]
+
+    def _close(self, copy: Copy) -> None:
         self.copies.remove(copy)
-        for page in (copy.source, copy.target):
+        self.host.unpinned(copy.pinned)
+        for page in copy.pinned:
             for waiting, dropped in list(self.pending):
                 if waiting is page and dropped <= self.finished and not self.pins(page):
                     self.pending.remove((waiting, dropped))
@@ -319,10 +449,10 @@ class Twin:
     def _full(self, spec: CacheGroup, num_tokens: int) -> int:
         return 0 if spec.kind is State else num_tokens // spec.tokens_per_page
 
-    def _copy(self, source: Page, target: Page) -> None:
-        copy = Copy(source, target, self.next_ticket)
+    def _copy(self, source: Page, target: Page, way: str = "here", key: tuple | None = None) -> None:
+        copy = Copy(source, target, self.next_ticket, way, key)
         self.next_ticket += 1
-        self.num_copied += 1
+        self.num_copied += way == "here"
         self.copies.append(copy)
         self.queued.append(copy)
 
@@ -334,19 +464,24 @@ class Twin:
         assert self.free() > 0
         if self.free() == len(self.idle):
             victim = self.idle[0]
-            while below := self._followers(victim):
-                victim = min(below, key=lambda page: _bytes(page.key[1]))
-            self.idle.remove(victim)
-            self._forget(victim)
-            self.num_evicted += 1
+            while below := followers(victim, self.idle, self.layout):
+                victim = min(below, key=lambda page: name_bytes(page.key[1]))
+            self._evict(victim)
         return Page(group, part)
 
-    def _followers(self, page: Page) -> list[Page]:
-        """Idle pages that are worthless without this one just before them."""
-        (salt, tokens), spec = page.key, self.layout.groups[page.group]
-        return [other for other in self.idle if spec.kind is Paged and other.group == page.group
-                and other.key[0] == salt and other.key[1][: len(tokens)] == tokens
-                and len(other.key[1]) == len(tokens) + spec.tokens_per_page]
+    def _evict(self, page: Page) -> None:
+        """To the host, if it has room and not the same."""
+        self.idle.remove(page)
+        twin = self.host.find(page)
+        if twin is not None:
+            self.host.use(twin)
+            self.host.left(twin)
+        elif self.host.free():
+            target = self.host.take(page)
+            self._copy(page, target, "out", page.key)
+            self.host.left(target)
+        self._forget(page)
+        self.num_evicted += 1
 
     def _use(self, page: Page | None) -> None:
         if page in self.idle:

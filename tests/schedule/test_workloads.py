@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.base.errors import RequestError
 from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.plan import StepPlan
+from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import Finish
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import VOCAB, Harness, expected
@@ -43,6 +44,7 @@ class Setup:
     max_model_len: int = 40
     cache: bool = True
     speculate: int = 0
+    num_host_pages: int = 0
 
 
 @st.composite
@@ -69,14 +71,16 @@ def setups(draw: st.DrawFn) -> Setup:
     return Setup(kind=draw(st.sampled_from(["paged", "window", "mixed"])), num_pages=draw(st.integers(8, 22)),
                  num_rows=num_rows, max_step_tokens=draw(st.integers(num_rows, 20)),
                  depth=draw(st.integers(1, 3)), policy=draw(st.sampled_from(["fcfs", "priority"])),
-                 prefix_caching=draw(st.booleans()), speculate=draw(st.sampled_from([0, 3])))
+                 prefix_caching=draw(st.booleans()), speculate=draw(st.sampled_from([0, 3])),
+                 num_host_pages=draw(st.sampled_from([0, 0, 5, 40])))
 
 
 def harness_of(setup: Setup, **faults: Any) -> Harness:
     return Harness(
         setup.kind, num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
         depth=setup.depth, policy=setup.policy, prefix_caching=setup.prefix_caching, cache=setup.cache,
-        max_model_len=setup.max_model_len, speculate=setup.speculate, **faults)
+        max_model_len=setup.max_model_len, speculate=setup.speculate, num_host_pages=setup.num_host_pages,
+        pressure=Pressure(swap_s=lambda num_bytes: 0.0) if setup.num_host_pages else NO_PRESSURE, **faults)
 
 
 def run(harness: Harness, work: list[Job]) -> Harness:
