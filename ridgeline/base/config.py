@@ -26,8 +26,8 @@ class EngineConfig:
     drops one. speculate: "ngram" (what followed these tokens before) or "draft:MODEL" (a smaller model of the
     same vocabulary) drafts tokens that a step then verifies; speculate_max: of a sequence in a step. cache:
     False runs the naive quadratic path that recomputes everything at each step (the slow twin). ttft_s,
-    tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that certainly
-    miss the first.
+    tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that are
+    certain to miss the first.
     """
 
     model: str | None = None

@@ -46,8 +46,8 @@ class Keys:
         self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
 
     def caller(self, headers: Mapping[bytes, bytes], request_id: str) -> Caller | None:
-        """Who holds the key of the Authorization or the x-api-key header, or None; the time taken does not tell
-        which."""
+        """Who holds the key of the Authorization or the x-api-key header, or None; the time taken tells
+        nothing."""
         trace = headers.get(b"traceparent", b"").decode("latin-1")
         if not self._keys:
             return Caller(request_id=request_id, traceparent=trace)

@@ -44,7 +44,7 @@ def test_thought_and_answer(text: str, inside: bool, thought: str, answer: str) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", " ", "\n", "a"]), max_size=9),
+@given(text=st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", " ", "\n"]), max_size=9),
        cuts=st.lists(st.integers(0, 40), max_size=6), inside=st.booleans())
 def test_any_text_is_read_alike(text: list[str], cuts: list[int], inside: bool) -> None:
     whole = "".join(text)
