@@ -1,4 +1,4 @@
-"""`ridgeline bench kernels SHAPE`: each kernel of a decode step beside its floor, and the step as one graph.
+"""`ridgeline bench kernels SHAPE`: each kernel of a step beside its floor, and a decode step as one graph.
 
 The floor is made of rates measured in the same run. Random weights; nothing is loaded and no engine is built.
 """
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.bench.around import chunk_kernels, sampling_kernels
 from ridgeline.bench.chain import KV_BYTES, Cache, Chain, linear_shapes, parts
+from ridgeline.bench.timed import Timed
 from ridgeline.kernels.decode_attention import DecodeAttention
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tune import operands, time_calls, tune
@@ -42,28 +44,6 @@ class KernelArgs:
     context: int | None = None
     json: bool = False
     tune: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One kernel. cublas_s: of the bare product, None where there is none to compare."""
-
-    name: str
-    rows: int
-    seconds: float
-    num_bytes: int
-    flops: int
-    floor_s: float
-    cublas_s: float | None = None
-
-    def text(self, ceilings: Ceilings) -> str:
-        if self.num_bytes / ceilings.read_bytes_s >= self.flops / ceilings.flops_s:
-            rate = f"{self.num_bytes / self.seconds / 1e9:5.0f} GB/s   "
-        else:
-            rate = f"{self.flops / self.seconds / 1e12:5.0f} TFLOP/s"
-        beside = "" if self.cublas_s is None else f"; cuBLAS {self.cublas_s * 1e6:.2f}"
-        return (f"  {self.rows:4} rows  {self.name:10}{self.seconds * 1e6:8.2f} us  {rate} "
-                f"{self.floor_s / self.seconds:4.0%} of the wall{beside}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +126,8 @@ def _kernels(gpu: Gpu, spec: ModelSpec, context: int, ceilings: Ceilings) -> Ite
                         floor_s=ceilings.floor_s(moved, flops), cublas_s=time_calls(calls, _product))
     for rows in ROWS:
         yield _attention(gpu, spec, rows, context, ceilings)
+    yield from sampling_kernels(gpu, spec, ceilings)
+    yield from chunk_kernels(gpu, spec, ceilings)
 
 
 def _product(call: Call) -> Tensor:
