@@ -26,16 +26,19 @@ from ridgeline.schedule.plan import (
     StepPlan,
     StepResult,
 )
+from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
+from ridgeline.schedule.targets import Targets
 from ridgeline.spec.cache import CacheLayout, CacheSpec, Paged, Window, plan_layout
 from ridgeline.spec.sampling import SamplingParams
 
 VOCAB = 40
 EOS = (0, 7)
+NEEDS = Needs(targets=Targets(ttft_s=9.0, tpot_s=1.5), price=lambda step: 0.9 + int(step.count.sum()) / 40)
 LAYERS: dict[str, list[tuple[CacheSpec, ...]]] = {
     "paged": [(Paged(bytes_per_entry=64),)] * 2,
     "window": [(Window(bytes_per_token=64, window_tokens=6),)] * 2,
@@ -321,8 +324,8 @@ class Harness:
                                             prefix_caching=prefix_caching and cache,
                                             num_host_pages=num_host_pages)
         self.scheduler = Scheduler(
-            self.executor.capacity(), self.manager, make_policy(policy), eos_token_ids=EOS, cache=cache,
-            max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows, overload=overload,
+            self.executor.capacity(), self.manager, make_policy(policy, NEEDS), eos_token_ids=EOS,
+            cache=cache, max_num_batched_tokens=max_step_tokens, max_num_seqs=num_rows, overload=overload,
             speculation=Speculation(num_rows, speculate, lambda step: 1.0) if speculate else None,
             pressure=pressure)
         self.trace = RingTrace()

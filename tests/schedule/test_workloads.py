@@ -16,6 +16,7 @@ from ridgeline.schedule.request import Finish
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import VOCAB, Harness, expected
 
+POLICIES = ["fcfs", "priority", "static", "prefill", "chunked:6", "fair", "shortest", "reuse", "slo"]
 # Prompts share prefixes of these, so that hits of whole and of part blocks happen.
 BASES = ([3 + i % 30 for i in range(40)], [5 + (i * i) % 29 for i in range(40)])
 
@@ -70,7 +71,7 @@ def setups(draw: st.DrawFn) -> Setup:
     num_rows = draw(st.integers(1, 5))
     return Setup(kind=draw(st.sampled_from(["paged", "window", "mixed"])), num_pages=draw(st.integers(8, 22)),
                  num_rows=num_rows, max_step_tokens=draw(st.integers(num_rows, 20)),
-                 depth=draw(st.integers(1, 3)), policy=draw(st.sampled_from(["fcfs", "priority"])),
+                 depth=draw(st.integers(1, 3)), policy=draw(st.sampled_from(POLICIES)),
                  prefix_caching=draw(st.booleans()), speculate=draw(st.sampled_from([0, 3])),
                  num_host_pages=draw(st.sampled_from([0, 0, 5, 40])))
 

@@ -20,7 +20,7 @@ class Reuse(Policy):
 
     def line(self, view: View, now: float) -> list[Request]:
         rows, window = view.rows, view.queue.head(WINDOW)
-        at = rows.prompting().nonzero()[0]
+        at = (rows.computed < rows.num_prompt).nonzero()[0]
         running = list(zip(rows.requests(at), rows.computed[at].tolist()))
         ready = [request for request in window
                  if all(_shared(request, other) < computed + SOON for other, computed in running)]
