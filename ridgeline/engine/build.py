@@ -14,7 +14,6 @@ from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
-from ridgeline.base.units import format_bytes
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import (
@@ -37,6 +36,7 @@ from ridgeline.engine.sizes import (
     decide_sizes,
     decide_threads,
     graph_bytes,
+    say_largest_request,
     step_tokens,
 )
 from ridgeline.engine.snapshots import decide_snapshots
@@ -187,7 +187,7 @@ def build_engine(
         cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
-    _say_largest_request(scheduler.max_request_tokens, capacity, startup)
+    say_largest_request(scheduler.max_request_tokens, capacity, startup)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
@@ -313,21 +313,6 @@ def _say_paths(model: Model, startup: Startup) -> None:
     else:
         kinds = ", ".join(model.not_capturable)
         startup.choose("decode", "kernel by kernel", f"graphs cannot hold these blocks: {kinds}")
-
-
-def _say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:
-    """A cache smaller than the context: the operator hears at start which requests will be refused."""
-    if most >= capacity.max_model_len:
-        return
-    held = format_bytes(capacity.num_pages * capacity.layout.page_bytes)
-    needed = format_bytes(
-        (capacity.layout.pages_for(capacity.max_model_len) + 1) * capacity.layout.page_bytes
-    )
-    why = (
-        f"prompt and output of the largest request that a KV cache of {held} holds; the whole context of "
-        f"{capacity.max_model_len} tokens needs kv_cache_bytes {needed}"
-    )
-    startup.choose("max_request_tokens", most, why)
 
 
 def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:

@@ -10,6 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GIB, format_bytes
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
+from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
 
@@ -182,3 +183,18 @@ def decide_threads(config: EngineConfig, cores: int, *, serving: bool, startup: 
     if serving and cores > 1:
         return startup.choose("threads", cores - 1, f"the {cores} cores less one for HTTP and text")
     return startup.choose("threads", cores, "all cores")
+
+
+def say_largest_request(most: int, capacity: Capacity, startup: Startup) -> None:
+    """A cache smaller than the context: the operator hears at start which requests will be refused."""
+    if most >= capacity.max_model_len:
+        return
+    held = format_bytes(capacity.num_pages * capacity.layout.page_bytes)
+    needed = format_bytes(
+        (capacity.layout.pages_for(capacity.max_model_len) + 1) * capacity.layout.page_bytes
+    )
+    why = (
+        f"prompt and output of the largest request that a KV cache of {held} holds; the whole context of "
+        f"{capacity.max_model_len} tokens needs kv_cache_bytes {needed}"
+    )
+    startup.choose("max_request_tokens", most, why)

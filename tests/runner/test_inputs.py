@@ -98,6 +98,16 @@ def test_regions_do_not_overlap() -> None:
             view.fill_(1)
 
 
+def test_copies_go_to_the_host_and_back() -> None:
+    """In order: what left in the first copy is what the last brings, although its page was reused between."""
+    cache = PageCache(LAYOUT, 3, CPU, 4)
+    for page in range(3):
+        cache.arena[page] = page
+    cache.copy(Copies(source_space=_array(0, 0, 1), source=_array(1, 2, 3), target_space=_array(1, 0, 0),
+                      target=_array(3, 1, 2), ticket=np.arange(3)))
+    assert cache.arena[:, 0].tolist() == [0, 2, 1] and cache.host[3, 0] == 1
+
+
 def test_other_spaces_are_refused() -> None:
     cache = PageCache(LAYOUT, 2, CPU)
     one = _array(1)
