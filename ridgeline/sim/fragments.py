@@ -10,6 +10,8 @@ from ridgeline.sim.node import Machine, Node, Serving
 from ridgeline.sim.run import Clients
 from ridgeline.workload.offered import Workload
 
+SHARE = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
@@ -63,10 +65,13 @@ def memory_use(name: str, machine: Machine, serving: Serving, workload: Workload
 
 def compare_memory(machine: Machine, serving: Serving, workload: Workload) -> Sequence[MemoryUse]:
     """Runs for the longest request, runs for each one's own length (which nobody knows beforehand), and
-    pages; everything asked for at once, so that memory decides."""
+    pages. Everything is asked for at once, of a cache that holds SHARE of it, so that memory decides."""
     requests = [replace(one, arrived_s=0.0, patience_s=None) for one in workload.requests]
     burst = replace(workload, requests=requests, num_at_a_time=None)
-    longest = max(one.num_prompt + one.num_output for one in requests)
+    lengths, capacity = [one.num_prompt + one.num_output for one in requests], machine.capacity
+    longest, pages = max(lengths), capacity.layout.pages_for
+    enough = max(int(SHARE * sum(map(pages, lengths))), 2 * pages(longest)) + 1
+    machine = replace(machine, capacity=replace(capacity, num_pages=min(enough, capacity.num_pages)))
     ways = {"contiguous, for the longest": replace(serving, kv="contiguous", reserve_tokens=longest),
             "contiguous, for its own": replace(serving, kv="contiguous", reserve_tokens=None),
             "pages": replace(serving, kv="paged", reserve_tokens=None)}

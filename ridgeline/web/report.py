@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ridgeline.base.stats import tpot_s, ttft_s
 from ridgeline.planner.lab import Chart, Mark, Series
 from ridgeline.schedule.targets import Targets
-from ridgeline.sim.fragments import MemoryUse
+from ridgeline.sim.fragments import SHARE, MemoryUse
 from ridgeline.sim.outcome import Ended, Outcome
 from ridgeline.sim.study import Change, Loads, Run, Study
 from ridgeline.web.app import plot_library
@@ -187,9 +187,10 @@ def _memory(memory: Sequence[MemoryUse]) -> list[Chart]:
     def bars(of: dict[str, Any]) -> list[Series]:
         return [Series(name=name, x=names, y=tuple(map(float, ys)), kind="bar") for name, ys in of.items()]
 
-    return [_chart("fragments", "What the cache's bytes are", "", "share of the cache", bars(parts),
+    said = f"with a cache for {SHARE:.0%} of what all need"
+    return [_chart("fragments", f"What the bytes are, {said}", "", "share of the cache", bars(parts),
                    stacked=True),
-            _chart("residents", "Requests that hold memory at a time", "", "requests", bars(residents))]
+            _chart("residents", f"Requests in memory, {said}", "", "requests", bars(residents))]
 
 
 def _chart(key: str, title: str, x_label: str, y_label: str, series: Sequence[Series], *, log_x: bool = False,
