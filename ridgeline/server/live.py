@@ -69,9 +69,10 @@ class Live:
     def goodput(self) -> dict[str, float]:
         """{"minute", "start"}: choices within the targets a second, of the last minute and of all."""
         now = self._clock.now()
-        up_s = max(now - self._started_s, 1e-9)
-        good = sum(ended.good for ended in self._recent(now))
-        return {"minute": good / min(WINDOW_S, up_s), "start": self._num_good / up_s}
+        recent, up_s = self._recent(now), max(now - self._started_s, 1e-9)
+        past_s = now - recent[0].at_s if len(recent) == MOST_ENDED else min(WINDOW_S, up_s)
+        good = sum(ended.good for ended in recent)
+        return {"minute": good / max(past_s, 1e-9), "start": self._num_good / up_s}
 
     def data(self) -> dict[str, Any]:
         """All of it, JSON-able. Shares are of time, 0 to 1; `device` is the last minute's."""

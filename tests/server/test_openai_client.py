@@ -184,3 +184,36 @@ async def test_the_load_client_reads_this_server(server: Server) -> None:
     assert found["input_lens"] == [request.num_prompt for request in offered.requests]
     assert found["output_lens"] == [request.num_output for request in offered.requests]
     assert found["mean_e2el_ms"] > found["mean_ttft_ms"] > 0 and not found["ridgeline"]["usage_below_chunks"]
+
+
+def test_the_account_of_a_request_and_the_law_of_all(server: Server) -> None:
+    """Four at once, two of them two choices: each is told by its id what its time was made of, measured by
+    two processes; over all requests so far, number in the system = arrival rate x time in the system."""
+    async def ask(client: openai.AsyncOpenAI, index: int) -> str:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=M, messages=COUNT, max_tokens=8, n=1 + index % 2,
+            extra_headers={"x-request-id": f"account-{index}"})
+        return raw.headers["x-request-id"]
+
+    async def crowd() -> list[str]:
+        async with server.async_openai() as client:
+            return await asyncio.gather(*(ask(client, index) for index in range(4)))
+
+    for index, request_id in enumerate(asyncio.run(crowd())):
+        account = server.http.get(f"/v1/ridgeline/requests/{request_id}").json()
+        assert account["id"] == f"account-{index}" and account["status"] == "ended"
+        assert len(account["choices"]) == 1 + index % 2
+        for choice in account["choices"]:
+            parts, tokens = choice["ttft_parts_s"], choice["num_output_tokens"]
+            assert sum(parts.values()) == pytest.approx(choice["ttft_s"]) and min(parts.values()) > -1e-3
+            if tokens > 1:
+                e2e_s = choice["ttft_s"] + (tokens - 1) * choice["tpot_s"]
+                assert e2e_s == pytest.approx(choice["e2e_s"], abs=0.01)
+            assert choice["floor_s"] > 0 and choice["measured_s"] > 0
+            assert sum(choice["waited_s"].values()) == pytest.approx(parts["queue"], abs=1e-6)
+    now = server.metrics()
+    law = {name.partition("|")[2]: value for name, value in now.items() if "ridgeline:little_law" in name}
+    assert law["num_in_system"] == pytest.approx(law["arrival_rate"] * law["time_in_system_s"], rel=0.01)
+    name = "ridgeline:time_to_first_token"
+    parts = sum(value for key, value in now.items() if key.startswith(f"{name}_part_seconds_sum"))
+    assert parts == pytest.approx(now[f"{name}_seconds_sum"])
