@@ -73,10 +73,20 @@ class Admission:
                     break
             if left <= 0 or len(starts) == most or not queue:
                 break
-        full = not self._rows.num_free or len(starts) == most
-        reason = Wait.PAGES if without else Wait.ROWS if full else Wait.BUDGET
-        self._book.waits.settle(queue.first if queue else None, reason)
+        self._note(without, limits, len(starts))
         return starts
+
+    def _note(self, without: list[Request], limits: Limits, num_starts: int) -> None:
+        """What the first in line waits for after this plan."""
+        queue, reason = self._book.queue, Wait.BUDGET
+        if without:
+            reason = Wait.PAGES
+        elif not self._rows.num_free:
+            reason = Wait.ROWS
+        elif limits.starts is not None and num_starts >= limits.starts:
+            reason = Wait.POLICY
+        first = without[0] if without else queue.first if queue else None
+        self._book.waits.settle(first, reason)
 
     def _line(self, view: View, now: float) -> Iterator[Request]:
         """The aged, then the others in the policy's order."""

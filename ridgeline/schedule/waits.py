@@ -14,17 +14,21 @@ if TYPE_CHECKING:
 
 
 class Wait(enum.StrEnum):
-    """STEP: for the next plan, a step being in flight. RANK: behind others. ROWS, BUDGET, PAGES: first in the
-    queue, but every row is taken, the step's tokens are spent, or the cache has no room. FORK: for the first
-    choice's prompt. PREEMPTED: until it runs again."""
+    """STEP: for the next plan, a step being in flight. RANK: behind others. ROWS, BUDGET, PAGES, POLICY:
+    first in line, but every row is taken, the step's tokens are spent, the cache has no room, or the policy
+    starts no more (a batch must end). FORK: for the first choice's prompt. PREEMPTED: until it runs again."""
 
     STEP = "step"
     RANK = "rank"
     ROWS = "rows"
     BUDGET = "budget"
     PAGES = "pages"
+    POLICY = "policy"
     FORK = "fork"
     PREEMPTED = "preempted"
+
+
+_FIRST = (Wait.ROWS, Wait.BUDGET, Wait.PAGES, Wait.POLICY)
 
 
 class Waits:
@@ -81,7 +85,7 @@ class Waits:
                 self.change(request, Wait.RANK)
         self._fresh.clear()
         held, self._first = self._first, first
-        if held is not None and held is not first and held.wait in (Wait.ROWS, Wait.BUDGET, Wait.PAGES):
+        if held is not None and held is not first and held.wait in _FIRST:
             self.change(held, Wait.RANK)
         if first is not None and first.wait is not Wait.PREEMPTED:
             self.change(first, reason)

@@ -6,6 +6,7 @@ import pytest
 
 from ridgeline.base.stats import ttft_s
 from ridgeline.schedule.overload import Mode, Overload
+from ridgeline.schedule.policies.policy import LOOK
 from ridgeline.schedule.request import Finish
 from ridgeline.schedule.speculate import Shape
 from ridgeline.spec.sampling import SamplingParams
@@ -37,12 +38,14 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_is_called_late_is_late(seed: int) -> None:
-    """Also when prompts share what another one computes meanwhile; and some are found long before."""
+@pytest.mark.parametrize("num_pages, passes", [(80, 0), (24, LOOK)])
+def test_whoever_is_called_late_is_late(seed: int, num_pages: int, passes: int) -> None:
+    """Also when prompts share what another one computes meanwhile, and when small ones pass a large one that
+    has no room; and most are found."""
     dice = random.Random(seed)
     aim = dice.choice((3.0, 5.0))
-    harness = Harness(num_rows=4, num_pages=80, max_step_tokens=STEP_TOKENS, max_model_len=64,
-                      depth=1 + seed % 2, overload=overload("queue", aim), check=False)
+    harness = Harness(num_rows=4, num_pages=num_pages, max_step_tokens=STEP_TOKENS, max_model_len=64,
+                      depth=1 + seed % 2, overload=overload("queue", aim, passes), check=False)
     stems = [prompt(number, 24) for number in range(3)]
     for number in range(40):
         own = prompt(100 + number, dice.randint(1, 30))

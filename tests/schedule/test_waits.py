@@ -38,6 +38,14 @@ def test_no_pages() -> None:
     assert waits(harness) == {"a": {}, "b": {"pages": 8.0}}
 
 
+def test_a_policy_that_starts_no_more() -> None:
+    harness = Harness(num_rows=2, depth=1, policy="static")
+    for name, length in (("a", 2), ("b", 5), ("c", 2)):
+        harness.add(name, [1, 2, 3], greedy(length))
+    harness.run()
+    assert waits(harness)["c"] == {"rows": 2.0, "policy": 3.0}
+
+
 def test_the_budget_of_a_step() -> None:
     harness = Harness(max_step_tokens=8, depth=1)
     harness.add("a", [1, 2, 3] * 6, greedy(2))

@@ -11,6 +11,7 @@ const REASONS = {
   rows: ["a free row", "As many sequences run as may at a time: --max-num-seqs."],
   budget: ["tokens of a step", "Prompts and decodes spend what a step may hold: --max-num-batched-tokens."],
   pages: ["room in the KV cache", "What is known of them does not fit beside those that run: --kv-cache-bytes."],
+  policy: ["the policy", "It starts no more for now, such as before a static batch has ended: --policy."],
   fork: ["their first choice's prompt", "The other choices of a request share it once it is computed."],
   preempted: ["their turn after a preemption", "They lost their pages to requests of a higher rank, and compute again."],
 };
