@@ -171,7 +171,11 @@ class Loop:
         their floors."""
         return {**self._scheduler.stats(), "num_in_flight": len(self._flights),
                 "step_measured_s": self._measured_s, "step_floor_s": self._floor_s,
-                "step_prefill_s": self._prefill_s, "little_law": self._law.report(self._clock.now())}
+                "step_prefill_s": self._prefill_s, "little_law": self.little_law()}
+
+    def little_law(self) -> Mapping[str, float]:
+        """`base.stats.LittleLaw` of the choices that were added, by now."""
+        return self._law.report(self._clock.now())
 
     def check(self) -> None:
         """The scheduler's invariants; AssertionError on any difference."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.base.stats import POINTS, e2e_s, tpot_s, ttft_s
+from ridgeline.base.stats import POINTS, e2e_s, tpot_s, ttft_parts, ttft_s
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
 from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.targets import NO_TARGETS, Targets
@@ -124,6 +124,8 @@ class Outcome:
     duration_s: from the first arrival to the last end. slot_utilisation: of the slots that requests hold, by
     steps, those that take part. prefill_share: of the time of steps, that for prompts.
     wasted_tokens: computed again, or past an end; unwanted_tokens: nobody waited for them any more.
+    ttft_parts: the mean of each part of TTFT, seconds. little_law: `base.stats.LittleLaw`'s report of a
+    single engine; empty for several.
     """
 
     policy: str
@@ -145,6 +147,8 @@ class Outcome:
     unwanted_tokens: int
     kv_occupancy: Mapping[str, float]
     residents: Mapping[str, float]
+    ttft_parts: Mapping[str, float]
+    little_law: Mapping[str, float]
     num_devices: int
     cost: Mapping[str, float | None]
 
@@ -168,12 +172,13 @@ class Outcome:
         return {**fields, **{name: dict(spread) for name, spread in self.latencies.items()},
                 "goodput_per_device": self.goodput_per_device, "good_per_usd": self.good_per_usd,
                 "attainment": self.attainment, "kv_occupancy": dict(self.kv_occupancy),
-                "residents": dict(self.residents),
-                "cost": dict(self.cost)}
+                "residents": dict(self.residents), "ttft_parts": dict(self.ttft_parts),
+                "little_law": dict(self.little_law), "cost": dict(self.cost)}
 
 
 def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_refused: int, targets: Targets,
-               num_devices: int, usd_per_hour: float | None) -> Outcome:
+               num_devices: int, usd_per_hour: float | None,
+               little_law: Mapping[str, float] | None = None) -> Outcome:
     """The numbers of one engine or of several beside one another. usd_per_hour: of all devices."""
     ended = [one for meter in meters for one in meter.ended]
     complete = [one for one in ended if one.complete]
@@ -196,7 +201,15 @@ def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_re
         residents={name: sum(meter.residents[name] for meter in meters) for name in ("mean", "max")},
         kv_occupancy={name: sum(meter.occupancy[name] for meter in meters) / len(meters)
                       for name in ("mean", "max")},
+        ttft_parts=_mean_parts(complete), little_law=little_law or {},
         num_devices=num_devices, cost=_cost(usd_per_hour, duration_s, tokens, good))
+
+
+def _mean_parts(ended: Sequence[Ended]) -> dict[str, float]:
+    """Those that took any time."""
+    found = [ttft_parts(one.record) for one in ended]
+    means = {part: sum(parts[part] for parts in found) / len(found) for part in (found[0] if found else ())}
+    return {part: mean_s for part, mean_s in means.items() if mean_s}
 
 
 def _cost(usd_per_hour: float | None, duration_s: float, tokens: int, good: int) -> dict[str, float | None]:

@@ -140,5 +140,5 @@ def simulate(machine: Machine, serving: Serving, workload: Workload,
     price = machine.price_usd_per_hour
     return outcome_of(serving.policy, [meter], num_offered=len(workload.requests),
                       num_refused=clients.num_refused, targets=serving.targets,
-                      num_devices=machine.num_devices,
+                      num_devices=machine.num_devices, little_law=node.loop.little_law(),
                       usd_per_hour=None if price is None else price * machine.num_devices)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.base.stats import ttft_parts
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.capacity import find_capacity
 from ridgeline.sim.node import Node, Serving
@@ -126,3 +127,25 @@ def test_a_target_below_the_floor_says_the_floor() -> None:
         check_targets(machine(), Targets(ttft_s=1.1), load)
     with pytest.raises(ConfigError, match="--tpot"):
         check_targets(machine(), Targets(tpot_s=1.0), load)
+
+
+def test_the_parts_of_ttft_and_littles_law() -> None:
+    """Of a crowd through few rows, stepped or leapt over: the parts of each record sum to its TTFT, and
+    number in the system = arrival rate x time in the system, each measured for itself."""
+    meter = Meter(200)
+    requests = [(0.6 * i, 5 + 7 * i % 40, 1 + 5 * i % 17) for i in range(60)]
+    node = Node(machine(), FCFS, meter)
+    Clients(node, workload(*requests), 1000).run()
+    for one in meter.ended:
+        parts = ttft_parts(one.record)
+        assert sum(parts.values()) == pytest.approx(one.times_s[0] - one.record.arrived_s)
+        assert min(parts.values()) >= 0 and parts["prefill"] > 0
+        assert sum(one.record.waits_s.values()) == pytest.approx(parts["queue"])
+    law = node.loop.little_law()
+    assert law["num_in_system"] == pytest.approx(law["arrival_rate"] * law["time_in_system_s"], rel=1e-6)
+    spent_s = sum(one.record.finished_s - one.record.arrived_s for one in meter.ended)
+    assert law["time_in_system_s"] == pytest.approx(spent_s / 60) and law["num_in_system"] > 1
+    found = simulate(machine(), FCFS, workload(*requests)).as_json()
+    assert sum(found["ttft_parts"].values()) == pytest.approx(
+        np.mean([one.times_s[0] - one.record.arrived_s for one in meter.ended]))
+    assert found["little_law"] == pytest.approx(dict(law))
