@@ -8,7 +8,7 @@ the scheduler has pages for it.
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -283,6 +283,10 @@ class Cluster:
         """Tokens: the mean of the answers so far."""
         return self._answer_tokens / self._num_answers if self._num_answers else _ANSWER
 
+    def little_law(self) -> Mapping[str, float]:
+        """Of a single engine; empty for several, in which a request may be twice at a time."""
+        return self._nodes[0].loop.little_law() if len(self._nodes) == 1 else {}
+
     def _watch(self, node: int) -> None:
         """The next event of a prefill engine goes into the heap."""
         if node in self._last:
@@ -312,4 +316,5 @@ def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
         clients.run_closed(workload.num_at_a_time)
     return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
                       num_refused=clients.num_refused, targets=serving.targets,
-                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour)
+                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour,
+                      little_law=cluster.little_law())
