@@ -8,7 +8,7 @@ the scheduler has pages for it.
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -291,6 +291,10 @@ class Cluster:
         """Tokens: the mean of the answers so far."""
         return self._answer_tokens / self._num_answers if self._num_answers else _ANSWER
 
+    def little_law(self) -> Mapping[str, float]:
+        """Of a single engine; empty for several, in which a request may be twice at a time."""
+        return self._nodes[0].loop.little_law() if len(self._nodes) == 1 else {}
+
     def _watch(self, node: int) -> None:
         """The next event of a prefill engine goes into the heap."""
         if node in self._last:
@@ -307,24 +311,33 @@ class Cluster:
         self._serial += 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """What the engines' traces do not tell: requests that could never run, and Little's law of one engine."""
+
+    num_refused: int
+    little_law: Mapping[str, float]
+
+
 def drive(topology: Topology, serving: Serving, workload: Workload, traces: Sequence[Trace],
-          progress: Progress = lambda begun, now: None) -> int:
-    """A topology under a workload, one trace an engine; how many requests could never run."""
+          progress: Progress = lambda begun, now: None) -> Driven:
+    """A topology under a workload, one trace an engine."""
     cluster = Cluster(topology, serving, traces)
     clients = Clients(cluster, workload, topology.engines[0].capacity.vocab_size, progress)
     if workload.num_at_a_time is None:
         clients.run()
     else:
         clients.run_closed(workload.num_at_a_time)
-    return clients.num_refused
+    return Driven(num_refused=clients.num_refused, little_law=cluster.little_law())
 
 
 def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Sequence[Meter],
-            num_refused: int) -> Outcome:
+            driven: Driven) -> Outcome:
     """The numbers of what was driven."""
-    return outcome_of(serving.policy, meters, num_offered=len(workload.requests), num_refused=num_refused,
-                      targets=serving.targets, num_devices=topology.num_devices,
-                      usd_per_hour=topology.usd_per_hour)
+    return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
+                      num_refused=driven.num_refused, targets=serving.targets,
+                      num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour,
+                      little_law=driven.little_law)
 
 
 def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,

@@ -71,7 +71,7 @@ def watch(name: str, topology: Topology, serving: Serving, workload: Workload) -
     """A run with everything that happened."""
     watches = [Watch(one.capacity.num_pages, batch_holds=serving.batch_holds)
                for one in topology.machines]
-    refused = drive(topology, serving, workload, watches)
+    driven = drive(topology, serving, workload, watches)
     meters = [one.meter for one in watches]
     engines = []
     for place, one in enumerate(watches):
@@ -79,7 +79,7 @@ def watch(name: str, topology: Topology, serving: Serving, workload: Workload) -
         side = "decode" if place >= len(topology.engines) else "prefill" if topology.decode else "engine"
         engines.append(Engine(name=f"{side} {place + 1}" if len(watches) > 1 else "", times_s=times_s,
                               segments=one.segments(), occupancy=occupancy))
-    return Run(name=name, outcome=outcome(topology, serving, workload, meters, refused), engines=engines,
+    return Run(name=name, outcome=outcome(topology, serving, workload, meters, driven), engines=engines,
                ended=[one for meter in meters for one in meter.ended])
 
 
