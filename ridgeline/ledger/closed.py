@@ -259,3 +259,10 @@ def padded_waste(tiles: tuple[int, ...], padded_to: int) -> float:
 def slot_utilisation(outputs: tuple[int, ...]) -> float:
     """Sum of outputs / (B * longest): a static batch's used slots. [M] The scheduling problem."""
     return sum(outputs) / (len(outputs) * max(outputs))
+
+
+def waiting_s(rate: float, service_s: float) -> float:
+    """Mean wait for the prompts ahead: rho s / (2 (1 - rho)) of Poisson arrivals at one prefill server
+    (Pollaczek and Khinchine, constant service); no wait is known where it never catches up."""
+    load = rate * service_s
+    return load * service_s / (2 * (1 - load)) if load < 1 else float("inf")

@@ -65,7 +65,7 @@ def knobs(plan: Plan) -> Iterator[Knob]:
         yield Knob(name=f"batch {2 * plan.batch}", ask=replace(ask, batch=2 * plan.batch, concurrency=None))
     if not ask.shared_prefix and not ask.prefix_hit:
         yield Knob(name="half of each prompt in the cache", ask=replace(ask, prefix_hit=0.5))
-    if not ask.disaggregate:
+    if not ask.disaggregate and ask.arrivals == "steady":
         yield Knob(name="prefill on devices of its own", ask=replace(ask, disaggregate=True))
     for gpu in _OTHER_DEVICES:
         if gpu != ask.gpu:

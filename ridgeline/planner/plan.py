@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from ridgeline.ledger.closed import end_to_end
+from ridgeline.ledger.closed import end_to_end, in_flight, waiting_s
 from ridgeline.ledger.layout import total_weights
 from ridgeline.ledger.memory import needed_cache_bytes, reserved_cache_bytes
 from ridgeline.planner.ask import KV_BYTES, Ask
@@ -174,3 +174,16 @@ def plan(ask: Ask, shop: Workshop | None = None) -> Plan:
         kv_reserved_bytes_per_sequence=reserved_cache_bytes(setup.rooms[0].layout, setup.length),
         max_context_at_batch_tokens=setup.max_tokens(steps.rows),
         why=why, feasible=not why)
+
+
+def little(plan: Plan) -> dict[str, float]:
+    """Little's law both ways, by the estimate with prompts in between: what a batch completes, and what a
+    rate keeps in flight, its wait for other prompts included."""
+    speed, output = plan.steps.estimate, plan.ask.output
+    rate = plan.batch / (output * speed.mixed_s) if plan.ask.rate is None else plan.ask.rate
+    busy_s = speed.prefill_s + speed.encoder_s
+    wait_s = waiting_s(rate / plan.setup.lanes, busy_s)
+    stay_s = speed.ttft_s + wait_s + (output - 1) * speed.mixed_s
+    return {"rate_per_s": rate, "wait_s": wait_s, "ttft_loaded_s": speed.ttft_s + wait_s, "stay_s": stay_s,
+            "in_flight": in_flight(rate, stay_s),
+            "completed_per_s_at_batch": plan.batch / (output * speed.mixed_s)}

@@ -6,10 +6,9 @@ from math import isfinite
 from typing import Any
 
 from ridgeline.base.units import GB, GIB
-from ridgeline.ledger.closed import in_flight
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.planner.ask import KV_BYTES
-from ridgeline.planner.plan import Plan, pool_ratio
+from ridgeline.planner.plan import Plan, little, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
 from ridgeline.planner.timing import tokens_per_step
 
@@ -41,26 +40,6 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
                                               "decode_share": 1 - plan.prefill_share},
         "vision": vision(plan), "efficiency": efficiencies(plan), "choices": list(setup.choices),
         "notes": notes(plan)})
-
-
-def little(plan: Plan) -> dict[str, float]:
-    """Little's law both ways, by the estimate with prompts in between: what a batch completes, and what a
-    rate keeps in flight, its wait for other prompts included."""
-    speed, output = plan.steps.estimate, plan.ask.output
-    rate = plan.batch / (output * speed.mixed_s) if plan.ask.rate is None else plan.ask.rate
-    busy_s = speed.prefill_s + speed.encoder_s
-    wait_s = waiting_s(rate / plan.setup.lanes, busy_s)
-    stay_s = speed.ttft_s + wait_s + (output - 1) * speed.mixed_s
-    return {"rate_per_s": rate, "wait_s": wait_s, "ttft_loaded_s": speed.ttft_s + wait_s, "stay_s": stay_s,
-            "in_flight": in_flight(rate, stay_s),
-            "completed_per_s_at_batch": plan.batch / (output * speed.mixed_s)}
-
-
-def waiting_s(rate: float, service_s: float) -> float:
-    """Mean wait for the prompts ahead: rho s / (2 (1 - rho)) of Poisson arrivals at one prefill server
-    (Pollaczek and Khinchine, constant service); no wait is known where it never catches up."""
-    load = rate * service_s
-    return load * service_s / (2 * (1 - load)) if load < 1 else float("inf")
 
 
 def vision(plan: Plan) -> dict[str, Any] | None:
@@ -96,8 +75,8 @@ def notes(plan: Plan) -> list[str]:
         found.append(f"{setup.length} tokens are more than the {setup.spec.max_position} that the model was "
                      "made for")
     if ask.overrides:
-        fields = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
-        found.append(f"prices an untrained shape ({fields}): measure quality")
+        changed = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
+        found.append(f"prices an untrained shape ({changed}): measure quality")
     found += _workload_notes(plan)
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "
@@ -125,6 +104,9 @@ def _workload_notes(plan: Plan) -> Iterator[str]:
         verified, ridge = rows * (ask.speculate.gamma + 1), plan.exact.b_star / setup.lanes
         yield (f"{ask.speculate.gamma} drafts yield {tokens_per_step(ask):.3g} tokens a step; {rows} "
                f"sequences verify {verified} rows, which are free up to B* = {ridge:.0f}")
+    if ask.arrivals != "steady":
+        yield (f"prompts come in {ask.arrivals}: TTFT is of one that waits for "
+               f"{'half of' if ask.arrivals == 'bursts' else 'its share of'} the others, tokens for the rest")
     if ask.shared_prefix:
         saved = (rows - 1) * needed_cache_bytes(setup.spec, ask.shared_prefix, KV_BYTES[ask.kv])
         how = "once" if ask.read_prefix_once else "by each sequence"

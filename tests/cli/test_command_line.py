@@ -31,8 +31,8 @@ FLAGS = {
     "plan": {
         "--gpu", "--gpus", "--tp", "--pp", "--ep", "--dp", "--weights", "--weight-only", "--kv", "--memory",
         "--workspace", "--price", "--set", "--prompt", "--output", "--batch", "--rate", "--concurrency",
-        "--ttft", "--tpot", "--images", "--tiles", "--vision-encoder", "--pooling", "--text-tokens",
-        "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
+        "--arrivals", "--ttft", "--tpot", "--images", "--tiles", "--vision-encoder", "--pooling",
+        "--text-tokens", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
         "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
         "--profile",
     },

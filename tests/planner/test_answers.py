@@ -62,6 +62,11 @@ def test_an_infeasible_plan_names_one_change_that_makes_it_feasible(ask: Ask) ->
     assert plan(changed, SHOP).feasible
 
 
+def test_knobs_of_a_batch_in_waves_keep_its_waves() -> None:
+    effects = compare(plan(replace(BASE, arrivals="waves"), SHOP), SHOP)
+    assert effects and all(one.plan.ask.arrivals == "waves" for one in effects)
+
+
 def test_a_change_that_touches_nothing_else_is_named_before_another_device() -> None:
     assert "on " not in remedy(plan(replace(LARGE, tp=None), SHOP), SHOP)
 
