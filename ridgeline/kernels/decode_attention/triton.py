@@ -134,6 +134,44 @@ def _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, first, odd, pieces, comm
 
 
 @triton.jit
+def _settle(state, out_ptr, sink_ptr, part_o, part_ml, lock_ptr, v_scale, at, many, whole, tiles, each,
+            common, shared, G: tl.constexpr, GP: tl.constexpr, GN: tl.constexpr, D: tl.constexpr,
+            DP: tl.constexpr, NP: tl.constexpr, SINK: tl.constexpr, SHARED: tl.constexpr):
+    """What becomes of a program's sums of `many` tiles from at on, where `tiles` of a row and KV head begin
+    at whole: the result, where they are all; else they are left, and merged where they are the last to come.
+    common, shared: first slot, and how many, of the row's prefix."""
+    m, l, acc = state
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    if (many == tiles) & (shared == 0):
+        if SINK:
+            sink = tl.load(sink_ptr + g, mask=g < G, other=-1e30).to(tl.float32) * LOG2E
+            l, shrink = _with_sink(m, l, sink)
+            acc = acc * shrink[:, None]
+        o = (acc * v_scale / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + g[:, None] * D + d[None, :], o, mask=(g < G)[:, None] & (d < D)[None, :])
+    else:
+        pid = tl.program_id(0)
+        earliest = whole // each
+        pieces = (whole + tiles - 1) // each - earliest + 1
+        mine = 2 * pid + (at > pid * each).to(tl.int32)
+        if SHARED:
+            mine = tl.where(many == tiles, common + shared, mine)
+            pieces = tl.where(many == tiles, 0, pieces)
+            shared += (many == tiles).to(tl.int32)
+        slot = mine * G + g
+        tl.store(part_o + slot[:, None] * DP + d[None, :], acc, mask=(g < G)[:, None])
+        tl.store(part_ml + slot * 2, m, mask=g < G)
+        tl.store(part_ml + slot * 2 + 1, l, mask=g < G)
+        tl.debug_barrier()
+        if tl.atomic_add(lock_ptr, 1, sem="acq_rel") == pieces + shared - 1:
+            tl.store(lock_ptr, 0)
+            odd = (whole > earliest * each).to(tl.int32)
+            _merge(out_ptr, part_o, part_ml, sink_ptr, v_scale, 2 * earliest, odd, pieces, common, shared, G,
+                   GN, D, DP, NP, SINK, SHARED)
+
+
+@triton.jit
 def _stored(x, scale, top, dtype: tl.constexpr):
     """Entries of the cache; where they have 8 bits, in units of scale and cut to +-top."""
     if dtype.primitive_bitwidth == 8:
@@ -252,35 +290,12 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, first_pt
                        G, D, DP, R, QK_NORM)
         m, l, acc = _attend(q, keys, values, pages, start, stop, low, stride_page, stride_token,
                             scale * k_scale, GP, D, DP, P, BT, WINDOW, INTERPRET)
-        out = out_ptr + row * stride_out + head * G * D
-        sinks = sink_ptr + head * G
-        if (many == tiles) & (shared == 0):
-            if SINK:
-                sink = tl.load(sinks + g, mask=g < G, other=-1e30).to(tl.float32) * LOG2E
-                l, shrink = _with_sink(m, l, sink)
-                acc = acc * shrink[:, None]
-            o = (acc * v_scale / tl.maximum(l, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out + g[:, None] * D + d[None, :], o, mask=(g < G)[:, None] & (d < D)[None, :])
-        else:
-            earliest = whole // each
-            pieces = (whole + tiles - 1) // each - earliest + 1
-            mine = 2 * pid + (at > pid * each).to(tl.int32)
-            common = 0
-            if SHARED:
-                common = (2 * tl.num_programs(0) + (row * HKV + head) * prefix_slots).to(tl.int32)
-                if many == tiles:
-                    mine, pieces = common + shared, 0
-                    shared += 1
-            slot = (mine * G + g)
-            tl.store(part_o + slot[:, None] * DP + d[None, :], acc, mask=(g < G)[:, None])
-            tl.store(part_ml + slot * 2, m, mask=g < G)
-            tl.store(part_ml + slot * 2 + 1, l, mask=g < G)
-            tl.debug_barrier()
-            if tl.atomic_add(lock_ptr + row * HKV + head, 1, sem="acq_rel") == pieces + shared - 1:
-                tl.store(lock_ptr + row * HKV + head, 0)
-                _merge(out, part_o, part_ml, sinks, v_scale, 2 * earliest,
-                       (whole > earliest * each).to(tl.int32), pieces, common, shared, G, GN, D, DP, NP, SINK,
-                       SHARED)
+        common = 0
+        if SHARED:
+            common = (2 * tl.num_programs(0) + (row * HKV + head) * prefix_slots).to(tl.int32)
+        _settle((m, l, acc), out_ptr + row * stride_out + head * G * D, sink_ptr + head * G, part_o, part_ml,
+                lock_ptr + row * HKV + head, v_scale, at, many, whole, tiles, each, common, shared, G, GP, GN,
+                D, DP, NP, SINK, SHARED)
         at += many
     if PDL == 1:
         gdc_launch_dependents()

@@ -11,20 +11,10 @@ _HEADS = 8  # of a program
 
 
 def rotate_write(
-    qkv_TE: Tensor,
-    keys_NPGD: Tensor,
-    values_NPGD: Tensor,
-    slots_T: Tensor,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    *,
-    num_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> None:
+    qkv_TE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, slots_T: Tensor, cos_TR: Tensor, sin_TR: Tensor,
+    *, num_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+    k_scale: float = 1.0, v_scale: float = 1.0,
+) -> None:  # fmt: skip
     """In place: the M query and G key heads of each token are normed and turned where they lie; keys and
     values (G heads after them) go to slot page * P + place. slots_T int64. cos, sin as of
     `step_inputs.angles`; rows of qkv and of the angles have stride 1, keys and values equal strides.
@@ -37,29 +27,8 @@ def rotate_write(
     assert keys_NPGD.stride() == values_NPGD.stride() and keys_NPGD.stride(3) == 1
     assert (q_norm is None) == (k_norm is None)
     rotate_write_kernel[(len(qkv_TE), -(-heads // _HEADS))](
-        qkv_TE,
-        keys_NPGD,
-        values_NPGD,
-        slots_T,
-        cos_TR,
-        sin_TR,
-        qkv_TE if q_norm is None else q_norm,
-        qkv_TE if k_norm is None else k_norm,
-        qkv_TE.stride(0),
-        cos_TR.stride(0),
-        keys_NPGD.stride(0),
-        keys_NPGD.stride(1),
-        keys_NPGD.stride(2),
-        eps,
-        k_scale,
-        v_scale,
-        torch.finfo(keys_NPGD.dtype).max,
-        num_heads,
-        kv_heads,
-        dim,
-        1 << (dim - 1).bit_length(),
-        cos_TR.shape[1],
-        tokens,
-        _HEADS,
-        q_norm is not None,
-    )
+        qkv_TE, keys_NPGD, values_NPGD, slots_T, cos_TR, sin_TR, qkv_TE if q_norm is None else q_norm,
+        qkv_TE if k_norm is None else k_norm, qkv_TE.stride(0), cos_TR.stride(0), *keys_NPGD.stride()[:3],
+        eps, k_scale, v_scale, torch.finfo(keys_NPGD.dtype).max, num_heads, kv_heads, dim,
+        1 << (dim - 1).bit_length(), cos_TR.shape[1], tokens, _HEADS, q_norm is not None,
+    )  # fmt: skip

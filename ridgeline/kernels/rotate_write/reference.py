@@ -7,20 +7,10 @@ from ridgeline.kernels.decode_attention.reference import stored
 
 
 def rotate_write_reference(
-    qkv_TE: Tensor,
-    keys_NPGD: Tensor,
-    values_NPGD: Tensor,
-    slots_T: Tensor,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    *,
-    num_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> None:
+    qkv_TE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, slots_T: Tensor, cos_TR: Tensor, sin_TR: Tensor,
+    *, num_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+    k_scale: float = 1.0, v_scale: float = 1.0,
+) -> None:  # fmt: skip
     tokens, kv_heads, dim = keys_NPGD.shape[1:]
     qkv_TND, width = qkv_TE.unflatten(1, (-1, dim)), cos_TR.shape[1]
     for heads, norm_D in ((slice(0, num_heads), q_norm), (slice(num_heads, num_heads + kv_heads), k_norm)):

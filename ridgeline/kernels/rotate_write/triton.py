@@ -11,32 +11,11 @@ from ridgeline.kernels.decode_attention.triton import _stored
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def rotate_write_kernel(
-    qkv_ptr,
-    k_ptr,
-    v_ptr,
-    slots_ptr,
-    cos_ptr,
-    sin_ptr,
-    qn_ptr,
-    kn_ptr,
-    stride_qkv,
-    stride_angle,
-    stride_page,
-    stride_token,
-    stride_head,
-    eps,
-    k_scale,
-    v_scale,
-    top,
-    M: tl.constexpr,
-    HKV: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    BH: tl.constexpr,
+    qkv_ptr, k_ptr, v_ptr, slots_ptr, cos_ptr, sin_ptr, qn_ptr, kn_ptr, stride_qkv, stride_angle,
+    stride_page, stride_token, stride_head, eps, k_scale, v_scale, top, M: tl.constexpr, HKV: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, P: tl.constexpr, BH: tl.constexpr,
     QK_NORM: tl.constexpr,
-):
+):  # fmt: skip
     """Norm and rotation of the query and key heads of a token, in place, and its keys and values to their
     page. BH heads a program."""
     t = tl.program_id(0)

@@ -9,19 +9,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gather_kernel(
-    staged_ptr,
-    last_ptr,
-    table_ptr,
-    ids_ptr,
-    positions_ptr,
-    reach_ptr,
-    lens_ptr,
-    out_ptr,
-    num_rows,
-    width,
-    stride_table,
-    XB: tl.constexpr,
-):
+    staged_ptr, last_ptr, table_ptr, ids_ptr, positions_ptr, reach_ptr, lens_ptr, out_ptr, num_rows, width,
+    stride_table, XB: tl.constexpr,
+):  # fmt: skip
     """Place s is runner row staged[0, s], at position staged[1, s] (below 0: idle), with token staged[2, s]
     (below 0: the one that the row sampled last) and reach staged[3, s]."""
     s = tl.program_id(0)
