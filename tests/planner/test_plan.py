@@ -6,11 +6,12 @@ import pytest
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.closed import waiting_s
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.planner.ask import Ask, Pictures, Speculate, parse_link, parse_seconds, parse_speculate
 from ridgeline.planner.labs.parts import Case
-from ridgeline.planner.plan import Plan, plan
-from ridgeline.planner.report import as_json, as_text, little, waiting_s
+from ridgeline.planner.plan import Plan, little, plan
+from ridgeline.planner.report import as_json, as_text
 from ridgeline.planner.setup import Workshop
 from ridgeline.spec.hardware import hardware
 
