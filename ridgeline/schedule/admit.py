@@ -23,7 +23,7 @@ the same: what it waits for are requests that run, and step 3 counts them.
 """
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,10 @@ class Admission:
         """The aged, then the others in the policy's order."""
         queue = self._book.queue
         self._due(queue.eldest)
-        yield from list(takewhile(_is_aged, queue))
-        for request in self._policy.line(view, now):
-            if not request.aged:
+        named: set[int] = set()
+        for request in chain(list(takewhile(_is_aged, queue)), self._policy.line(view, now)):
+            if request.number not in named:
+                named.add(request.number)
                 yield request
 
     def _due(self, request: Request) -> bool:

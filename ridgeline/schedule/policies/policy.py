@@ -84,7 +84,7 @@ class Policy:
 
     def line(self, view: View, now: float) -> Iterable[Request]:
         """Waiting requests in the order in which they are to start; as many as can matter. Read one by one
-        while those named before start, so that it may hang on who did."""
+        while those named before start, so that it may hang on who did. Whom it names twice counts once."""
         return view.queue.head(view.rows.num_free + LOOK)
 
     def started(self, request: Request) -> None:
