@@ -179,13 +179,13 @@ class Memory:
             self._book.give_up(request)
         computed = self._fork(request) or manager.open(
             request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
-        if request.first_scheduled_s is None:
-            request.reuse_limit = self._why_not_more(request, computed)
-        count = 0
+        found, count = computed, 0
         if self._import(request, computed, alone):
             computed = max(computed, request.imported)
             count = self._first_chunk(request, computed, left, alone)
         if count:
+            if request.first_scheduled_s is None:
+                request.reuse_limit = self._why_not_more(request, found)
             return computed, count
         manager.release(request.number)
         self._refuse(request)
