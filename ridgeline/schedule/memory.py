@@ -179,13 +179,13 @@ class Memory:
             self._book.give_up(request)
         computed = self._fork(request) or manager.open(
             request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
-        if request.first_scheduled_s is None:
-            request.reuse_limit = self._why_not_more(request, computed)
-        count = 0
+        found, count = computed, 0
         if self._import(request, computed, alone):
             computed = max(computed, request.imported)
             count = self._first_chunk(request, computed, left, alone)
         if count:
+            if request.first_scheduled_s is None:
+                request.reuse_limit = self._why_not_more(request, found)
             return computed, count
         manager.release(request.number)
         self._refuse(request)
@@ -195,14 +195,8 @@ class Memory:
         """Tokens of a waiting request that the cache holds."""
         return self._manager.lookup(request.tokens, request.cache_salt, self._reuse_limit(request))
 
-    def fits(self, request: Request) -> bool:
-        """Whether a waiting request could start beside those that run: all that is known of it has room now,
-        and, as far as can be told, so has everybody's answer to its end. open() asks the same."""
-        here = self._here(request)
-        return not self._starved and self._lacking(request, here) <= 0 and self._foreseen(request, here)
-
     def _here(self, request: Request) -> int:
-        """Tokens of a waiting request that need no further pages."""
+        """Tokens of a waiting request that have pages on the device."""
         return 0 if request.away else self._manager.lookup(
             request.tokens, request.cache_salt, self._reuse_limit(request), host=False)
 
@@ -235,19 +229,24 @@ class Memory:
     def _first_chunk(self, request: Request, computed: int, left: int, alone: bool) -> int:
         """Tokens of an opened sequence that get budget and pages; 0 when it should wait.
 
-        Beside others it starts only when all that is known of it has room; alone with whatever fits.
+        Beside others it starts only when it fits; alone with whatever does.
         """
         away = self._manager.num_away_pages(request.number)
         want = min(len(request.tokens), request.end) - computed
         count = min(want, left, self.marks.first(request.number, computed))
         if count < want and not self._cache:
             return 0
-        if not alone and (self._lacking(request, computed) + away > 0
-                          or not self._foreseen(request, computed, away)):
+        if not alone and not self._fits(request, computed, away):
             return 0
         if alone and self._cache:
             count = self._manager.reservable(request.number, computed + count) - computed
         return count if count > 0 and self._reserve(request, computed + count) else 0
+
+    def _fits(self, request: Request, computed: int, away: int) -> bool:
+        """Whether a request may start beside those that run: all that is known of it has room now, and, as
+        far as can be told, so has everybody's answer to its end. Of `computed` tokens all pages are here but
+        so many that are away."""
+        return self._lacking(request, computed) + away <= 0 and self._foreseen(request, computed, away)
 
     def _import(self, request: Request, computed: int, alone: bool) -> bool:
         """Pages for the cache that comes with a request, beyond what is cached here; False when there are not
@@ -312,7 +311,7 @@ class Memory:
             self._rows.known[request.row]) - request.num_prompt
         return request.num_prompt + self._book.outputs.expect(request.tenant, produced, request.max_tokens)
 
-    def _foreseen(self, request: Request, reused: int, away: int = 0) -> bool:
+    def _foreseen(self, request: Request, reused: int, away: int) -> bool:
         """Whether the answers of all that run and of this one, of which `reused` tokens have pages but for so
         many that are away, will find room to their ends. Pages that a step in flight still holds will be
         free."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline.kernels.gpu import why_none
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.inputs import build_step, select
 from ridgeline.runner.rows import Rows
@@ -12,7 +13,8 @@ from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_spec
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 LAYOUT = plan_layout(tiny_spec(num_layers=3, windows=(None, 6, 6)).cache(4), block_tokens=4)
 
 
@@ -98,14 +100,16 @@ def test_regions_do_not_overlap() -> None:
             view.fill_(1)
 
 
-def test_copies_go_to_the_host_and_back() -> None:
+@pytest.mark.parametrize("device", [CPU, pytest.param(CUDA, marks=ON_GPU)], ids=str)
+def test_copies_go_to_the_host_and_back(device: torch.device) -> None:
     """In order: what left in the first copy is what the last brings, although its page was reused between."""
-    cache = PageCache(LAYOUT, 3, CPU, 4)
+    cache = PageCache(LAYOUT, 3, device, 4)
     for page in range(3):
         cache.arena[page] = page
     cache.copy(Copies(source_space=_array(0, 0, 1), source=_array(1, 2, 3), target_space=_array(1, 0, 0),
                       target=_array(3, 1, 2), ticket=np.arange(3)))
     assert cache.arena[:, 0].tolist() == [0, 2, 1] and cache.host[3, 0] == 1
+    assert cache.host.is_pinned() == (device.type == "cuda")
 
 
 def test_other_spaces_are_refused() -> None:
