@@ -6,6 +6,7 @@ which it should have come.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -121,6 +122,8 @@ def lived(engine: Engine, trace: RingTrace, workload: Workload) -> dict[str, Req
 
 
 def _beside(engine: Engine, trace: RingTrace, machine: Machine, workload: Workload, rate: float) -> Beside:
+    long_s = workload.requests[-1].arrived_s
+    print(f"{rate:.3g} requests/s: two live runs of {long_s:.0f} s and more", file=sys.stderr, flush=True)
     first, second = (lived(engine, trace, workload) for _ in range(2))
     sim = simulated(machine, workload)
     return Beside(

@@ -77,7 +77,7 @@ def test_leaping_is_stepping(kind: str, depth: int) -> None:
     layout = plan_layout(LAYOUTS[kind], block_tokens=4)
     for num_pages, gap_s in ((400, 25.0), (36, 6.0)):  # room for all, and preemptions
         where = replace(base, capacity=replace(base.capacity, layout=layout, num_pages=num_pages))
-        leapt, stepped, steps = both_ways(where, Serving(), mixed(depth, 12, gap_s=gap_s))
+        leapt, stepped, steps = both_ways(where, Serving(), mixed(depth, 8, gap_s=gap_s))
         assert_equal(leapt, stepped)
         assert len(steps) == stepped.num_steps
         assert num_pages > 36 or stepped.num_preemptions or kind != "paged"
@@ -86,7 +86,7 @@ def test_leaping_is_stepping(kind: str, depth: int) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_leaping_is_stepping_under_every_policy(policy: str) -> None:
     serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.2))
-    assert_equal(*both_ways(machine(num_pages=300), serving, mixed(7, 12))[:2])
+    assert_equal(*both_ways(machine(num_pages=300), serving, mixed(7, 7))[:2])
 
 
 def test_most_steps_of_a_quiet_engine_are_leapt_over() -> None:

@@ -30,7 +30,7 @@ def make(capacity: Capacity, eos: tuple[int, ...], policy: str = "priority", *,
                      max_num_batched_tokens=24, max_num_seqs=6, eos_token_ids=eos)
 
 
-def record(path: Path, seed: int, num_requests: int = 14, *, texts: bool = True) -> Capacity:
+def record(path: Path, seed: int, num_requests: int = 10, *, texts: bool = True) -> Capacity:
     """Requests of shared beginnings, several choices, ends by an id, by length, by a stop string and by a
     client that goes away, in a cache that is too small for all."""
     draw, clock = random.Random(seed), VirtualClock()

@@ -51,6 +51,19 @@ def test_e2e_is_ttft_and_tpot_for_each_further_token() -> None:
         assert e2e == pytest.approx(ttft + (record.num_output - 1) * tpot)
 
 
+def test_littles_law_holds_of_three_independent_measures() -> None:
+    """Arrivals are counted at the door, the number inside by the scheduler, each one's time by its record;
+    leaps or not."""
+    meter = Meter(200)
+    node = Node(machine(), FCFS, meter)
+    Clients(node, workload(*[(0.9 * i, 5 + 7 * i % 40, 1 + 5 * i % 17) for i in range(60)]), 1000).run()
+    law = node.loop.stats()["little_law"]
+    times = [one.record.finished_s - one.record.arrived_s for one in meter.ended]
+    assert abs(law["difference"]) < 0.01  # type: ignore[index]
+    assert law["num_in_system"] == pytest.approx(  # type: ignore[index]
+        len(times) / node.clock.now() * np.mean(times), rel=0.01)
+
+
 def test_a_client_that_goes_away_is_lost_and_its_tokens_were_for_nobody() -> None:
     load = Workload(about="", requests=[Offered(arrived_s=0.0, num_prompt=4, num_output=50, patience_s=5.0),
                                         Offered(arrived_s=0.0, num_prompt=4, num_output=3, patience_s=99.0)])
