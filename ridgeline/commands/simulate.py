@@ -212,10 +212,12 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     topology, workload = _topology(args, model), make_workload(_workload_ask(args))
     servings = _servings(args, workload)
     check_targets(topology.engines[0], servings[0].targets, workload)
+    if args.html is not None and not args.html.absolute().parent.is_dir():
+        raise ConfigError(f"--html {args.html}: there is no folder {args.html.parent}")
     outcomes = [_run(topology, serving, workload) for serving in servings]
-    if args.html is not None:
-        _write_html(args, model, servings, workload)
     about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
+    if args.html is not None:
+        about |= _write_html(args, model, servings, workload)
     if args.json:
         found = {one.policy: one.as_json() for one in outcomes}
         _print_json({**about, **(outcomes[0].as_json() if not args.compare else {"policies": found})})
@@ -225,8 +227,9 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
 
 
 def _write_html(args: argparse.Namespace, model: str, servings: "list[Serving]",
-                workload: "Workload") -> None:
-    from ridgeline.commands.study import make_study
+                workload: "Workload") -> dict[str, Any]:
+    """The report's file; what it adds to the JSON."""
+    from ridgeline.commands.study import make_study, study_json
     from ridgeline.web.report import write_report
     from ridgeline.workload.make import make_workload
 
@@ -235,6 +238,7 @@ def _write_html(args: argparse.Namespace, model: str, servings: "list[Serving]",
     study = make_study(args, lambda flags: _topology(flags, model), servings, workload, at_rate,
                        say=lambda what: print(f"report: {what}", file=sys.stderr))
     write_report(study, args.html)
+    return study_json(study)
 
 
 def _capacity(args: argparse.Namespace, model: str) -> None:

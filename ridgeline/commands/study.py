@@ -4,7 +4,8 @@ less and more load, and each knob turned alone."""
 import argparse
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.sim.cluster import Topology, simulate_cluster
@@ -45,6 +46,15 @@ def make_study(args: argparse.Namespace, build: Build, servings: Sequence[Servin
                f"{len(few.requests)} of {len(workload.requests)} requests"),
         examples=_example(args, build, servings[0], workload),
         loads=loads, memory=memory, base=runs[best], changes=list(_changes(args, build, servings[best], few)))
+
+
+def study_json(study: Study) -> dict[str, Any]:
+    """What a study adds to the numbers of its runs."""
+    return {"memory": [asdict(one) for one in study.memory],
+            "what_if": [{"knob": one.knob, "from": one.before, "to": one.after,
+                         "goodput": one.outcome.goodput,
+                         "goodput_per_device": one.outcome.goodput_per_device,
+                         "good_per_usd": one.outcome.good_per_usd} for one in study.changes]}
 
 
 def _first(workload: Workload, num: int) -> Workload:

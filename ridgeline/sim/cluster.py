@@ -3,7 +3,8 @@
 Routes with `schedule/route`, as a live cluster does. Engines meet in requests and caches alone, so each runs
 by itself between two of those: the heap holds what prefill engines do next, and caches on their way. A first
 token reaches its client with the cache, at the decode engine; there the cache waits outside the arena until
-the scheduler has pages for it.
+the scheduler has pages for it. At the prefill engine it is cached as any prefix is while it travels: nothing
+is held for it.
 """
 
 import heapq

@@ -1,6 +1,7 @@
 """Protects `ridgeline simulate`: its JSON, its table and the texts of refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,16 @@ def test_real_lengths_turn_four_conclusions_around(capsys: pytest.CaptureFixture
     assert continuous["uniform"] < 1.05 < 1.3 < continuous["real"]
     assert chunked["uniform"] < 1 < 2 < chunked["real"]
     assert paged["uniform"] < 1.1 < 2 < paged["real"]
+
+
+def test_a_report_is_a_file_and_adds_its_comparisons_to_the_json(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.html"
+    words = ["--arrival", "closed:2", "--num-requests", "3", "--policy", "chunked:512", "--html", str(path)]
+    assert main([*BASE, *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in told["memory"]][-1] == "pages" and told["goodput"] > 0
+    assert {"policy", "--tp", "--replicas", "prefix caching"} <= {one["knob"] for one in told["what_if"]}
+    assert "llama-3-8b" in path.read_text(encoding="utf-8")
+    assert main([*BASE, "--rate", "9", "--html", str(tmp_path / "none" / "report.html")]) == 2
+    assert "no folder" in capsys.readouterr().err
