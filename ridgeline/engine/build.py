@@ -41,6 +41,7 @@ from ridgeline.engine.sizes import (
 )
 from ridgeline.engine.snapshots import decide_snapshots
 from ridgeline.engine.startup import Startup
+from ridgeline.engine.targets import build_overload
 from ridgeline.frontend.files import load_text
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.kernels.cpu.native import native
@@ -65,8 +66,7 @@ from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.overload import Mode, Overload
-from ridgeline.schedule.policies.policy import Needs, Policy
+from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.records import ForReplay
 from ridgeline.schedule.scheduler import Scheduler
@@ -184,7 +184,7 @@ def build_engine(
     scheduler = Scheduler(
         capacity, manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
         max_num_seqs=capacity.num_rows, eos_token_ids=checkpoint.spec.eos_token_ids, seed=config.seed,
-        cache=config.cache, speculation=speculation, overload=_overload(config, price, capacity, policy),
+        cache=config.cache, speculation=speculation, overload=build_overload(config, price, capacity, policy),
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
@@ -197,27 +197,6 @@ def build_engine(
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
     )
-
-
-def _overload(config: EngineConfig, price: Price, capacity: Capacity, policy: Policy) -> Overload | None:
-    """What keeps the first target; ConfigError for a target that no request can meet here."""
-    smallest = price.request(1, 0, 1)
-    for flag, target_s in (("--ttft", config.ttft_s), ("--tpot", config.tpot_s)):
-        if target_s is not None and target_s < smallest:
-            raise ConfigError(
-                f"{flag} {target_s * 1e3:g} ms is below what a single token must take on this machine: set "
-                f"it above the floor of {smallest * 1e3:.3g} ms"
-            )
-    if config.ttft_s is None:
-        if config.overload != "queue":
-            raise ConfigError(f"--overload {config.overload} needs a deadline: set --ttft")
-        return None
-    layout = capacity.layout
-    cut = any(group.state_pages for group in layout.groups)  # chunks end at marks, and leave room to others
-    return Overload(
-        mode=Mode(config.overload), ttft_s=config.ttft_s, price=price, block_tokens=layout.block_tokens,
-        passes=None if cut else policy.passes,
-    )  # fmt: skip
 
 
 def _weights(

@@ -4,7 +4,7 @@ Latencies are seconds by their standard names (`base.stats`); counts are of requ
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,7 @@ class Outcome:
     kv_occupancy: Mapping[str, float]
     residents: Mapping[str, float]
     ttft_parts: Mapping[str, float]
-    little_law: Mapping[str, float]
+    little_law: Mapping[str, float] = field(compare=False)  # a cluster of one has none, and is equal else
     num_devices: int
     cost: Mapping[str, float | None]
 

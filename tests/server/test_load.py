@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from tests.server.process import Server, serving
+from tests.server.tiny import tiny_folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(1800)]
 M = "SmolLM2-135M-Instruct"
@@ -80,3 +82,26 @@ async def test_many_visits_leave_nothing() -> None:
         assert _held_bytes(server) - before < GROWTH_BYTES
     floor_s, took_s = (now[f"ridgeline:engine_step{name}_seconds_total"] for name in ("_floor", ""))
     assert 0 < floor_s < took_s
+
+
+async def test_a_burst_beyond_the_target_is_shed_and_told(tmp_path: Path) -> None:
+    """More than can begin in time, streamed and whole: each is answered, or sent away until a time that is
+    told; none hangs, and whoever comes afterwards is served."""
+    words = (str(tiny_folder(tmp_path)), "--load-format", "dummy", "--kv-cache-bytes", "4MB",
+             "--max-num-seqs", "2")
+    with serving(*words, "--ttft", "300ms", "--overload", "shed") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json={
+                "prompt": [5 + (7 * number + place) % 200 for place in range(60 + number)], "max_tokens": 60,
+                "ignore_eos": True, "stream": bool(number % 2),
+            }) for number in range(40)))  # fmt: skip
+        shed = [answer for answer in answers if answer.status_code == 429]
+        assert shed and {answer.status_code for answer in answers} <= {200, 429}
+        for answer in shed:
+            assert int(answer.headers["retry-after"]) >= 1 and answer.json()["error"]["code"] == "overloaded"
+        server.idle(30)
+        now = server.metrics()
+        assert now["ridgeline:requests_late_total|shed"] == len(shed)
+        account = server.http.get("/v1/ridgeline/requests/" + shed[0].headers["x-request-id"]).json()
+        assert account["choices"][0]["finish_reason"] == "shed"
+        assert server.http.post("/v1/completions", json={"prompt": [5], "max_tokens": 1}).status_code == 200

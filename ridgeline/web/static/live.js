@@ -21,7 +21,7 @@ try { key = sessionStorage.getItem("key") ?? ""; } catch { /* no storage: asked 
 // ---- numbers as text
 
 const figures = (value) => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3))));
-const percent = (share) => (share == null ? "–" : `${figures(100 * share)}%`);
+const percent = (share) => (share == null ? "–" : `${figures(share < 1e-6 ? 0 : 100 * share)}%`);
 function seconds(value) {
   if (value == null) return "–";
   if (value >= 7200) return `${figures(value / 3600)} h`;
