@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.server.access import Access, Caller, Keys
 from ridgeline.server.answers import ModelList, to_json
-from ridgeline.server.errors import as_request_error, body_at
+from ridgeline.server.errors import as_request_error, body_at, unsupported
 from ridgeline.server.health import Health
 from ridgeline.server.limits import LIMITS, too_large
 from ridgeline.server.messages import Messages
 from ridgeline.server.metrics import CONTENT_TYPE
 from ridgeline.server.openai import OpenAI, Reply
+from ridgeline.server.responses import Responses
 from ridgeline.server.schema import describe_bodies
 from ridgeline.server.stream import ClientGone, EventStream, until_gone
 from ridgeline.server.tokens import detokenize, tokenize
@@ -44,6 +45,7 @@ def build_app(
         app.add_exception_handler(kind, _on_error)
     _add_generation(app, api)
     _add_messages(app, api)
+    _add_responses(app, api)
     _add_model(app, api)
     _add_operation(app, api, health)
     describe_bodies(app)
@@ -76,6 +78,32 @@ def _add_messages(app: FastAPI, api: OpenAI) -> None:
     async def count_tokens(request: Request) -> Response:
         """The length of a conversation's prompt, in Anthropic's dialect."""
         return _json(await messages.count_tokens(await _body(request)))
+
+
+def _add_responses(app: FastAPI, api: OpenAI) -> None:
+    responses = Responses(api)
+
+    @app.post("/v1/responses", tags=["generate"])
+    async def create_response(request: Request) -> Response:
+        """Answer a conversation, and keep it for the next turn."""
+        return await _generate(request, responses.create)
+
+    @app.get("/v1/responses/{response_id}", tags=["generate"])
+    async def get_response(request: Request, response_id: str) -> Response:
+        """A response of this API key."""
+        for name in request.query_params:
+            raise unsupported(name, "a response is given whole; leave it out")
+        return _json(responses.retrieve(response_id, request.scope["caller"]))
+
+    @app.post("/v1/responses/{response_id}/cancel", tags=["generate"])
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """End a response that is being streamed."""
+        return _json(responses.cancel(response_id, request.scope["caller"]))
+
+    @app.delete("/v1/responses/{response_id}", tags=["generate"])
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Forget a response."""
+        return _json(responses.delete(response_id, request.scope["caller"]))
 
 
 def _add_model(app: FastAPI, api: OpenAI) -> None:

@@ -76,11 +76,19 @@ class Job:
         self._engine = engine
         self._priority = priority
         self._cache_salt = cache_salt
+        self._running: set[str] = set()
+        self.cancelled = False
 
     def choice(self, index: int) -> Choice:
         """A choice by its number over all prompts."""
         prompt, choice = divmod(index, self.params.n)
         return self.generations[prompt].choices[choice]
+
+    def cancel(self) -> None:
+        """End it where it is; its last pieces, which say "abort", still come."""
+        self.cancelled = True
+        for request_id in self._running:
+            self._engine.abort(request_id)
 
     def run(self, clock: RequestClock, now: Callable[[], float]) -> AsyncGenerator[Piece, None]:
         """Deltas as they come. Closing it early aborts what still runs in the engine."""
@@ -93,6 +101,7 @@ class Job:
         generation = self.generations[index]
         request_id = uuid.uuid4().hex
         timed = clock.prompt(self.params.n, now())
+        self._running.add(request_id)
         news_of = self._engine.submit(
             request_id,
             self.prompts[index].token_ids,
@@ -119,6 +128,8 @@ class Job:
         except (EngineDeadError, RequestError) as error:
             timed.end("error" if isinstance(error, EngineDeadError) else "refused", now())
             raise
+        finally:
+            self._running.discard(request_id)
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -238,7 +238,7 @@ def _check_whole(piece: Piece, job: Job) -> None:
         raise RequestError(
             "the engine could not go on with this request; the server's log says why", status=500
         )
-    if finish == "abort":
+    if finish == "abort" and not job.cancelled:
         raise RequestError(
             "the request was ended because the server shuts down", code="shutting_down", status=503
         )

@@ -16,6 +16,7 @@ from ridgeline.server.answers import (
 )
 from ridgeline.server.errors import ErrorBody
 from ridgeline.server.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
+from ridgeline.server.responses_types import ResponseAnswer, ResponsesRequest
 from ridgeline.server.types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, tuple[Any, Any]] = {
@@ -23,6 +24,9 @@ _BODIES: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/messages": (MessagesRequest, MessageAnswer),
     "/v1/messages/count_tokens": (CountRequest, CountAnswer),
+    "/v1/responses": (ResponsesRequest, ResponseAnswer),
+    "/v1/responses/{response_id}": (None, ResponseAnswer),
+    "/v1/responses/{response_id}/cancel": (None, ResponseAnswer),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
     "/v1/models": (None, ModelList),

@@ -1,7 +1,7 @@
 """Tool calls over HTTP: what a body asks of tools, and a choice's text as content and calls."""
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -10,8 +10,7 @@ from ridgeline.base.errors import RequestError
 from ridgeline.frontend.tools.call import Event, Tool, read_tools
 from ridgeline.frontend.tools.formats import CallFormat
 from ridgeline.frontend.tools.grammar import AUTO, REQUIRED, call_grammar
-from ridgeline.frontend.tools.reader import CallReader
-from ridgeline.frontend.tools.thinking import ThoughtReader
+from ridgeline.frontend.tools.parts import AnswerReader
 from ridgeline.server.answers import CallFunction, ToolCallAnswer
 from ridgeline.server.served import Served
 from ridgeline.server.types import ChatRequest
@@ -67,35 +66,6 @@ class Told:
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCallAnswer] = field(default_factory=list)
-
-
-class AnswerReader:
-    """A choice's text as events: thoughts first, where the model has some, then the answer and its calls.
-
-    form: None when nothing can be called. thought: whether the prompt has opened one; None: there are none.
-    """
-
-    def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
-        self._thoughts = None if thought is None else ThoughtReader(inside=thought)
-        self._calls = None if form is None else CallReader(form)
-
-    def feed(self, text: str, *, last: bool) -> Iterator[Event]:
-        """Of the next piece; last: nothing comes behind it."""
-        for event in self._thoughtful(text, last=last):
-            if self._calls is None or not event.text:
-                yield event
-            else:
-                yield from self._calls.feed(event.text)
-        if last and self._calls is not None:
-            yield from self._calls.finish()
-
-    def _thoughtful(self, text: str, *, last: bool) -> Iterator[Event]:
-        if self._thoughts is None:
-            yield Event(text=text)
-            return
-        yield from self._thoughts.feed(text)
-        if last:
-            yield from self._thoughts.finish()
 
 
 class ChoiceReader:

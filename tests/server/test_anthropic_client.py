@@ -31,7 +31,7 @@ def test_streamed_text_is_the_whole_text(server: Server, client: anthropic.Anthr
     with client.messages.stream(**fields) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
-    assert text == block.text and final.content == whole.content and final.stop_reason == whole.stop_reason
+    assert text == block.text == final.content[0].text and final.stop_reason == whole.stop_reason
     assert final.usage.output_tokens == whole.usage.output_tokens
     counted = client.messages.count_tokens(model=M, messages=COUNT, system="Be brief.").input_tokens
     for usage in (whole.usage, final.usage):

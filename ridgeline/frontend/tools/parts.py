@@ -1,11 +1,42 @@
-"""An answer's text as parts in order, thoughts, texts and calls, for dialects that tell them one by one."""
+"""An answer's text read whole: as events, and as parts in order for dialects that tell them one by one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.frontend.tools.call import Event
-from ridgeline.server.tools import AnswerReader
+from ridgeline.frontend.tools.formats import CallFormat
+from ridgeline.frontend.tools.reader import CallReader
+from ridgeline.frontend.tools.thinking import ThoughtReader
+
+
+class AnswerReader:
+    """A choice's text as events: thoughts first, where the model has some, then the answer and its calls.
+
+    form: None when nothing can be called. thought: whether the prompt has opened one; None: there are none.
+    """
+
+    def __init__(self, form: CallFormat | None, thought: bool | None) -> None:
+        self._thoughts = None if thought is None else ThoughtReader(inside=thought)
+        self._calls = None if form is None else CallReader(form)
+
+    def feed(self, text: str, *, last: bool) -> Iterator[Event]:
+        """Of the next piece; last: nothing comes behind it."""
+        for event in self._thoughtful(text, last=last):
+            if self._calls is None or not event.text:
+                yield event
+            else:
+                yield from self._calls.feed(event.text)
+        if last and self._calls is not None:
+            yield from self._calls.finish()
+
+    def _thoughtful(self, text: str, *, last: bool) -> Iterator[Event]:
+        if self._thoughts is None:
+            yield Event(text=text)
+            return
+        yield from self._thoughts.feed(text)
+        if last:
+            yield from self._thoughts.finish()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,199 @@
+"""Protects /v1/responses: OpenAI's client against a real server; and apart from any model the order of
+events, the bound of the store and the refusals.
+"""
+
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from ridgeline.base.errors import RequestError
+from ridgeline.server.access import Caller
+from ridgeline.server.responses import Responses
+from ridgeline.server.responses_store import ResponseStore, Stored
+from ridgeline.server.stream import Started
+from tests.server.fake import fake_api
+from tests.server.process import Server
+from tests.server.test_messages import CALL, thinking_api
+
+pytestmark = pytest.mark.anyio
+M = "SmolLM2-135M-Instruct"
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+PET = {"type": "object", "properties": {"name": {"enum": ["Rex", "Tom"]}, "age": {"enum": [1, 2]}},
+       "required": ["name", "age"], "additionalProperties": False}  # fmt: skip
+
+
+async def _whole(responses: Responses, **fields: Any) -> Any:
+    reply = await responses.create(json.dumps({"input": "hi"} | fields).encode())
+    assert isinstance(reply, bytes)
+    return json.loads(reply)
+
+
+async def _events(responses: Responses, **fields: Any) -> list[Any]:
+    reply = await responses.create(json.dumps({"input": "hi", "stream": True} | fields).encode())
+    assert isinstance(reply, Started)
+    events = []
+    for text in b"".join([part async for part in reply]).decode().split("\n\n")[:-1]:
+        name, data = text.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def _same(response: Any) -> Any:
+    """What two runs of one request share."""
+    items = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
+    return items, response["status"], response["usage"], response["incomplete_details"]
+
+
+@pytest.mark.parametrize("answer, kinds", [
+    ("Hello there.", ["message"]), ("", []),
+    ("<think>Ah.</think>So. " + CALL + "\n" + CALL,
+     ["reasoning", "message", "function_call", "function_call"]),
+])  # fmt: skip
+@pytest.mark.parametrize("limit", [None, 4])
+async def test_the_events_come_to_the_whole_response(
+    answer: str, kinds: list[str], limit: int | None
+) -> None:
+    fields: Any = {"tools": [ADD], "max_output_tokens": limit}
+    whole = await _whole(Responses(thinking_api(answer)[0]), **fields)
+    assert limit or [item["type"] for item in whole["output"]] == kinds
+    events = await _events(Responses(thinking_api(answer)[0]), **fields)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1]
+    assert last["type"] == f"response.{whole['status']}" and _same(last["response"]) == _same(whole)
+    done: list[Any] = []
+    for event in events[2:-1]:
+        if event["type"] == "response.output_item.added":
+            joined = ""
+            assert event["output_index"] == len(done) and event["item"]["status"] == "in_progress"
+        elif event["type"].endswith(".delta"):
+            joined += event["delta"]
+        elif event["type"].endswith((".text.done", "_text.done", "arguments.done")):
+            assert event.get("text", event.get("arguments")) == joined
+        elif event["type"] == "response.output_item.done":
+            done.append(event["item"])
+    assert done == last["response"]["output"]
+
+
+async def test_a_conversation_goes_on_from_a_stored_response() -> None:
+    api, engine = fake_api("yes")
+    responses, me, other = Responses(api), Caller(tenant="me"), Caller(tenant="other")
+    body = {"input": "one", "instructions": "Be brief."}
+    first = json.loads(await responses.create(json.dumps(body).encode(), me))  # type: ignore[arg-type]
+    assert json.loads(responses.retrieve(first["id"], me)) == first
+    more = json.dumps({"input": "two", "previous_response_id": first["id"]}).encode()
+    await responses.create(more, me)
+    text = engine.tokenizer.decode(engine.submitted[-1][0], skip_special=False)
+    assert text == ("<|start|>user\none<|end|>\n<|start|>assistant\nyes<|end|>\n<|start|>user\ntwo<|end|>\n"
+                    "<|start|>assistant\n")  # fmt: skip
+    for work in (responses.retrieve, responses.delete, responses.cancel):
+        with pytest.raises(RequestError) as refused:
+            work(first["id"], other)
+        assert refused.value.status == 404, "another key's responses are not there"
+    with pytest.raises(RequestError):
+        await responses.create(more, other)
+    responses.delete(first["id"], me)
+    with pytest.raises(RequestError) as refused:
+        await responses.create(more, me)
+    assert refused.value.param == "previous_response_id" and refused.value.status == 400
+    kept = await _whole(responses, store=False)
+    with pytest.raises(RequestError):
+        responses.retrieve(kept["id"], Caller())
+
+
+def test_the_store_makes_room_at_the_cost_of_who_holds_most() -> None:
+    store = ResponseStore(most_bytes=100, most_responses=5)
+    store.put("small", "s", Stored(body=b"x" * 10, turns=()))
+    for number in range(6):
+        store.put("large", f"l{number}", Stored(body=b"x" * 28, turns=()))
+    assert store.get("small", "s").body
+    kept = []
+    for number in range(6):
+        try:
+            store.get("large", f"l{number}")
+            kept.append(number)
+        except RequestError:
+            pass
+    assert kept == [4, 5]
+    store.put("small", "too large", Stored(body=b"x" * 101, turns=()))
+    assert store.get("small", "s").body and store.get("large", "l5").body
+
+
+@pytest.mark.parametrize("fields, param", [
+    ({"background": True}, "background"), ({"max_tokens": 4}, "max_tokens"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"input": []}, "input"), ({"conversation": "c"}, "conversation"), ({"include": ["x"]}, "include"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"top_logprobs": 2}, "top_logprobs"),
+    ({"tools": [ADD | {"strict": True, "parameters": {"not": {}}}]}, "tools[0].parameters"),
+    ({"tools": [ADD], "tool_choice": {"type": "function", "name": "nope"}}, "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ({"input": [{"role": "user", "content": "a", "output": "b"}]}, "input[0].output"),
+    ({"input": [{"role": "assistant", "content": "a"}]}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+     "input[0].content[0].type"),
+])  # fmt: skip
+async def test_refusals_name_the_field_as_it_is_called_here(fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(RequestError) as refused:
+            await _whole(Responses(fake_api()[0]), **fields, stream=stream)
+        assert refused.value.param == param and refused.value.status == 400
+
+
+def test_openais_client_creates_streams_and_goes_on(server: Server) -> None:
+    client: Any = server.openai().responses
+    fields: Any = {"model": M, "input": "Name three colours.", "temperature": 0, "max_output_tokens": 12}
+    whole = client.create(**fields)
+    with client.stream(**fields) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == whole.output_text == final.output_text and text
+    chat = server.chat("Name three colours.", max_tokens=12)
+    assert chat["choices"][0]["message"]["content"] == text, "the same chat in another dialect"
+    assert client.retrieve(whole.id).output_text == text
+    more = client.create(**fields | {"input": "And one more?", "previous_response_id": whole.id})
+    assert more.usage.input_tokens > whole.usage.input_tokens + whole.usage.output_tokens
+    client.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.retrieve(whole.id)
+
+
+def test_openais_client_gets_structure_and_calls(server: Server) -> None:
+    client: Any = server.openai().responses
+    fields: Any = {"model": M, "temperature": 0, "max_output_tokens": 40}
+    shaped = {"format": {"type": "json_schema", "name": "pet", "schema": PET}}
+    jsonschema.validate(json.loads(client.create(input="A pet.", text=shaped, **fields).output_text), PET)
+    tool = {"type": "function", "name": "register", "parameters": PET, "strict": True}
+    asked: Any = [{"role": "user", "content": "Register a pet."}]
+    fields["parallel_tool_calls"] = False
+    called = client.create(input=asked, tools=[tool], tool_choice="required", **fields)
+    (call,) = called.output
+    assert call.type == "function_call" and call.name == "register"
+    jsonschema.validate(json.loads(call.arguments), PET)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    answer = client.create(input=[*asked, *called.output, result], **fields)
+    assert [item.type for item in answer.output] == ["message"]
+
+
+def test_a_stream_is_seen_and_cancelled_from_beside(server: Server) -> None:
+    client: Any = server.openai().responses
+    body: Any = {"model": M, "input": "Count to a thousand.", "max_output_tokens": 4000, "temperature": 1.0}
+    events = []
+    for event in client.create(**body, stream=True):
+        events.append(event)
+        if event.type == "response.output_text.delta" and len(events) < 9:
+            identity = events[0].response.id
+            assert client.retrieve(identity).status == "in_progress"
+            assert client.cancel(identity).status == "cancelled"
+    assert events[-1].response.status == "cancelled" and len(events) < 2000
+    assert client.retrieve(identity).status == "cancelled"
+    with pytest.raises(openai.BadRequestError):
+        client.cancel(identity)
+    assert server.http.get(f"/v1/responses/{identity}?stream=true").status_code == 400
