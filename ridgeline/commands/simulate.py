@@ -26,6 +26,9 @@ HELP = "run traffic through the live scheduler in virtual time: latencies, goodp
 _ROWS, _STEP_TOKENS = 256, 8192
 _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
+_LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "prefix_caching", "trace",
+         "lengths", "rate", "arrival", "rate_scale", "length_scale", "num_requests", "duration_s", "replicas",
+         "prefill", "decode", "html")  # what an example may settle itself
 
 
 def _time(text: str) -> float:
@@ -158,13 +161,16 @@ def _topology(args: argparse.Namespace, model: str) -> "Topology":
 def _servings(args: argparse.Namespace, workload: "Workload") -> "list[Serving]":
     from ridgeline.sim.node import Serving
 
-    if args.policy and args.compare:
-        raise ConfigError("--policy and --compare contradict one another: --compare takes them all")
-    names = [args.policy or "fcfs"] if not args.compare else args.compare.split(",")
     targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
     longest = max(one.num_prompt + one.num_output for one in workload.requests)
     return [Serving(policy=name, targets=targets, prefix_caching=args.prefix_caching, kv=args.kv,
-                    reserve_tokens=longest) for name in names]
+                    reserve_tokens=longest) for name in _policies(args)]
+
+
+def _policies(args: argparse.Namespace) -> list[str]:
+    if args.policy and args.compare:
+        raise ConfigError("--policy and --compare contradict one another: --compare takes them all")
+    return args.compare.split(",") if args.compare else [args.policy or "fcfs"]
 
 
 def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
@@ -311,17 +317,36 @@ def _run_alone(machine: "Machine", serving: "Serving", workload: "Workload") -> 
     return _run(Topology(engines=(machine,)), serving, workload)
 
 
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """An example settles its load itself: a flag that would change nothing is an error."""
+    taken = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}[args.example]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name in _LOAD:
+        if name not in taken and getattr(args, name) != parser.get_default(name):
+            flag = {"duration_s": "duration", "prefix_caching": "no-prefix-caching"}.get(name, name)
+            raise ConfigError(f"--example {args.example} takes no --{flag.replace('_', '-')}: leave it out")
+
+
 def _example(args: argparse.Namespace, model: str) -> None:
     from ridgeline.commands.simulate_example import tell_eight, tell_uniform
-    from ridgeline.sim.examples import EIGHT_ROWS, EIGHT_STEP_TOKENS, UNIFORM_REQUESTS, UNIFORM_ROWS
+    from ridgeline.sim.examples import (
+        EIGHT_POLICIES,
+        EIGHT_ROWS,
+        EIGHT_STEP_TOKENS,
+        UNIFORM_REQUESTS,
+        UNIFORM_ROWS,
+    )
     from ridgeline.workload.make import make_workload
 
+    _refuse_idle(args)
     args.gpu = args.gpu or (None if args.profile else "h100")
     if args.example == "eight-requests":
         args.max_num_seqs, args.max_num_batched_tokens = EIGHT_ROWS, EIGHT_STEP_TOKENS
         args.reading = args.reading or "nominal"
         targets = Targets(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
-        text, values = tell_eight(_topology(args, model).engines[0], targets, _run_alone)
+        policies = _policies(args) if args.policy or args.compare else EIGHT_POLICIES
+        text, values = tell_eight(_topology(args, model).engines[0], policies, targets, _run_alone)
     else:
         args.max_num_seqs = UNIFORM_ROWS
         ask = WorkloadAsk(lengths=args.lengths or "azure-conv", arrival=f"closed:{UNIFORM_ROWS}",

@@ -1,12 +1,11 @@
 """`ridgeline simulate --example NAME`: the two loads of `sim.examples`, told as tables or as JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.examples import (
-    EIGHT_POLICIES,
     Conclusion,
     Run,
     eight_requests,
@@ -20,10 +19,10 @@ from ridgeline.workload.offered import Workload
 Told = tuple[Callable[[], str], Mapping[str, Any]]  # as text, and as JSON
 
 
-def tell_eight(machine: Machine, targets: Targets, run: Run) -> Told:
+def tell_eight(machine: Machine, policies: Sequence[str], targets: Targets, run: Run) -> Told:
     """The eight requests under each of the policies."""
     outcomes = [run(machine, Serving(policy=policy, targets=targets), eight_requests(policy))
-                for policy in EIGHT_POLICIES]
+                for policy in policies]
     values = {"machine": machine.name, "workload": eight_requests("").about,
               "policies": {one.policy: one.as_json() for one in outcomes}}
 

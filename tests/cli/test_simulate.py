@@ -94,3 +94,13 @@ def test_a_report_is_a_file_and_adds_its_comparisons_to_the_json(
     assert "llama-3-8b" in path.read_text(encoding="utf-8")
     assert main([*BASE, "--rate", "9", "--html", str(tmp_path / "none" / "report.html")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["eight-requests", "--rate", "3"], "--rate"), (["uniform", "--policy", "fcfs"], "--policy"),
+    (["uniform", "--duration", "3s"], "--duration"), (["eight-requests", "--no-prefix-caching"], "--no-prefix"),
+])  # fmt: skip
+def test_a_flag_that_an_example_settles_itself_is_refused(flags: list[str], said: str,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--example", *flags]) == 2
+    assert f"takes no {said}" in capsys.readouterr().err
