@@ -98,7 +98,8 @@ def test_a_report_is_a_file_and_adds_its_comparisons_to_the_json(
 
 @pytest.mark.parametrize("flags, said", [
     (["eight-requests", "--rate", "3"], "--rate"), (["uniform", "--policy", "fcfs"], "--policy"),
-    (["uniform", "--duration", "3s"], "--duration"), (["eight-requests", "--no-prefix-caching"], "--no-prefix"),
+    (["uniform", "--duration", "3s"], "--duration"),
+    (["eight-requests", "--no-prefix-caching"], "--no-prefix"),
 ])  # fmt: skip
 def test_a_flag_that_an_example_settles_itself_is_refused(flags: list[str], said: str,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
