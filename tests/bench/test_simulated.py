@@ -37,7 +37,8 @@ def test_every_rate_has_its_errors_and_what_two_live_runs_differ(tmp_path: Path)
 
 
 def test_what_is_too_far_off_is_said() -> None:
-    near = Beside(rate=2.0, e2e_s=1.0, ttft_s=0.1, e2e_error=0.06, ttft_error=0.2, e2e_live=0.01, ttft_live=0.14)
+    near = Beside(rate=2.0, e2e_s=1.0, ttft_s=0.1, e2e_error=0.06, ttft_error=0.2, e2e_live=0.01,
+                  ttft_live=0.14)
     far = replace(near, e2e_error=0.08)
     assert near.within and not far.within
     assert "too far" in report("m", [near, far]).splitlines()[-1] and "too far" not in report("m", [near])
