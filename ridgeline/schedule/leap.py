@@ -20,10 +20,11 @@ from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, StepP
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
 from ridgeline.schedule.take import note_step
-from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.cache import CacheLayout, Paged
 
 Begun = Sequence[tuple[int, Taken]]
 Seconds = NDArray[np.float64]
+Events = dict[int, list[tuple[int, int]]]  # (row, tokens), by step of a leap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Leaper:
         self._manager = manager
         self._block_tokens = layout.block_tokens
         self._num_groups = len(layout.groups)
+        self._plain = self._num_groups == 1 and layout.groups[0].kind is Paged
 
     def course(self, begun: Begun) -> Course | None:
         """Where a leap can go, None where it cannot start."""
@@ -180,6 +182,8 @@ class Leaper:
         rows, manager = self._rows, self._manager
         first, depth, num_steps = begun[0][0], len(begun), len(times_s)
         filled, short = self._filled(at, late, begun, num_steps), self._short(at, fed)
+        if self._plain and manager.grows:
+            return self._pages_at_once(filled, short, begun, times_s)
         used, before, closed = np.empty(num_steps, np.int32), 0, first + depth - 1
         for i in [*sorted(filled.keys() | short.keys()), num_steps]:
             used[before:i], before = manager.num_used_pages, i
@@ -187,16 +191,44 @@ class Leaper:
                 closed = first + depth + i - 1
                 manager.close_step(closed, rows.row_of, float(times_s[i - 1]))
             manager.step_finished(first + min(i, num_steps - 1))
-            if due := filled.get(i):
-                manager.commit_all([int(rows.number[row]) for row, _ in due], [num for _, num in due],
-                                   [rows.tokens[row] for row, _ in due])
-            if need := short.get(i):
-                done = manager.reserve_all([int(rows.number[row]) for row, _ in need],
-                                           [num for _, num in need])
-                assert done == len(need), "a leap has its pages"
+            self._index(filled.get(i, []))
+            self._reserve(short.get(i, []))
         return used
 
-    def _filled(self, at: Long, late: Long, begun: Begun, num_steps: int) -> dict[int, list[tuple[int, int]]]:
+    def _pages_at_once(self, filled: Events, short: Events, begun: Begun, times_s: Seconds) -> Int:
+        """The same where a sequence has pages of one kind and drops none: which row has which page is all
+        one, so that each asks once for all it needs, and is indexed once. Prompts' blocks go first: only they
+        may be cached already."""
+        rows, manager, num_steps = self._rows, self._manager, len(times_s)
+        first, depth = begun[0][0], len(begun)
+        held = np.zeros(num_steps, np.int32)
+        held[list(short)] = [len(need) for need in short.values()]
+        used = manager.num_used_pages + np.cumsum(held, dtype=np.int32)
+        for i in range(depth):
+            manager.step_finished(first + i)
+            self._index(filled.pop(i, []))
+            self._reserve(short.pop(i, []))
+        grown = {row: num for i in sorted(short) for row, num in short[i]}
+        last = {row: num for i in sorted(filled) for row, num in filled[i]}
+        self._reserve(list(grown.items()))
+        self._index(list(last.items()))
+        manager.close_step(first + depth + num_steps - 1, rows.row_of, float(times_s[-1]))
+        manager.step_finished(first + num_steps - 1)
+        assert used[-1] == manager.num_used_pages
+        return used
+
+    def _index(self, due: list[tuple[int, int]]) -> None:
+        rows = self._rows
+        if due:
+            self._manager.commit_all([int(rows.number[row]) for row, _ in due], [num for _, num in due],
+                                     [rows.tokens[row] for row, _ in due])
+
+    def _reserve(self, need: list[tuple[int, int]]) -> None:
+        numbers = [int(self._rows.number[row]) for row, _ in need]
+        done = self._manager.reserve_all(numbers, [num for _, num in need])
+        assert done == len(need), "a leap has its pages"
+
+    def _filled(self, at: Long, late: Long, begun: Begun, num_steps: int) -> Events:
         """(row, computed tokens) of rows that fill a block, by the step whose commit does it."""
         found, block, depth = defaultdict(list), self._block_tokens, len(begun)
         end = self._rows.scheduled[at].tolist()
@@ -215,7 +247,7 @@ class Leaper:
             self._rows.index_at[row] = due
         return found
 
-    def _short(self, at: Long, fed: Long) -> dict[int, list[tuple[int, int]]]:
+    def _short(self, at: Long, fed: Long) -> Events:
         """(row, tokens) of rows that need another block, by the step behind those in flight, by rank."""
         found, block, rows = defaultdict(list), self._block_tokens, self._rows
         feeds = dict(zip(at.tolist(), fed.tolist(), strict=True))
