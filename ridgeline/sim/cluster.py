@@ -111,8 +111,9 @@ class _Life:
     def joined(self, record: RequestRecord) -> RequestRecord:
         """The whole request's record, from that of its last engine."""
         first = self.first
-        if first is None or first.first_token_s is None:
+        if first is None:
             return record
+        assert first.first_token_s is not None, "who goes on has had a token"
         waits_s = Counter(first.waits_s)
         waits_s.update(record.waits_s)
         return replace(

@@ -106,6 +106,17 @@ def test_caches_wait_where_there_is_no_room_for_them() -> None:
     assert max(step.running for step in second.steps) == 1 and len(second.steps) == 3 * 7
 
 
+def test_a_cache_that_was_handed_on_and_lost_is_computed_again() -> None:
+    """Two answers outgrow the decode engine's pages: who is put aside has no cache to come back to."""
+    small = replace(ENGINE, capacity=replace(ENGINE.capacity, num_pages=13), link_bytes_per_s=1e9)
+    topology = Topology(engines=(ENGINE,), decode=(small,))
+    _, second = run(topology, workload((0.0, 12, 26), (0.0, 12, 26)))
+    assert [(one.record.finish, one.record.num_output) for one in second.ended] == [("length", 26)] * 2
+    again = sum(step.prefill_tokens for step in second.steps)
+    preempted = sum(one.record.num_preemptions for one in second.ended)
+    assert preempted > 0 and again > 12
+
+
 def test_a_client_that_leaves_while_its_cache_travels_is_lost() -> None:
     load = Workload(about="", requests=[Offered(arrived_s=0.0, num_prompt=20, num_output=4, patience_s=2.0)])
     for machine_of, tokens in ((ENGINE, 0), (replace(ENGINE, link_bytes_per_s=1e6), 1)):
