@@ -109,7 +109,7 @@ class Steps:
         keys: dict[int | None, NDArray[np.float64]] = {}
         total_PK = []
         for one in stages:
-            y_KM = np.broadcast_to(one.fixed_M, (num_steps, len(one.fixed_M)))
+            y_KM = one.fixed_M if one.windows else np.broadcast_to(one.fixed_M, (num_steps, len(one.fixed_M)))
             for window, key_M in zip(one.windows, one.key_WM, strict=True):
                 if window not in keys:
                     keys[window] = one.share * _keys(start, num_steps, window)[:, None]

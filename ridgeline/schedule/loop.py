@@ -157,7 +157,8 @@ class Loop:
         self._num_finished += num_steps
         self._measured_s += float((future.finished_s - future.started_s).sum())
         behind = num_steps - len(flights)
-        shares = np.array([prefill_share(f.plan, None, None) for f in flights] + [0.0] * behind)
+        shares = np.zeros(num_steps)
+        shares[:len(flights)] = [prefill_share(flight.plan, None, None) for flight in flights]
         self._prefill_s += float((future.finished_s - future.started_s) @ shares)
         return Leap(
             started_s=future.started_s, finished_s=future.finished_s, prefill_share=shares,
