@@ -13,6 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.server.doctor import doctor
+    from ridgeline.commands.doctor_report import doctor
 
     return doctor(engine_config(args))

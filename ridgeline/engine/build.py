@@ -261,6 +261,7 @@ def _capacity(
         num_host_pages=decide_host(
             config, layout, on_gpu=on_gpu, num_pages=sizes.num_pages, free_bytes=available_bytes(),
             startup=startup),
+        pools=not on_gpu,
     )
 
 
@@ -349,6 +350,7 @@ def _info(
         "family": spec.family,
         "num_params": spec.num_params,
         "vocab_size": spec.vocab_size,
+        "pools": capacity.pools,
         "eos_token_ids": list(spec.eos_token_ids),
         "sampling_defaults": checkpoint.sampling_defaults,
         "max_model_len": capacity.max_model_len,

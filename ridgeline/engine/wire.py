@@ -23,6 +23,7 @@ def news_of(output: Output) -> News:
         error=output.error,
         logprobs=[_logprobs(row) for row in output.logprobs],
         prompt_logprobs=[(position, _logprobs(row)) for position, row in output.prompt_logprobs],
+        pooled=b"" if output.pooled is None else output.pooled.tobytes(),
         num_prompt=output.num_prompt,
         num_cached=output.num_cached,
         num_output=output.num_output,

@@ -14,6 +14,7 @@ from ridgeline.spec.sampling import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+POOLS = ("mean", "last")
 
 
 def to_wire(params: SamplingParams) -> Sampling:
@@ -52,6 +53,8 @@ def check_sampling(params: SamplingParams) -> None:
             raise _refused("logit_bias", f"the bias {bias!r} of token {token} is not between -100 and 100")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _refused("min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+    if params.pool is not None and (params.pool not in POOLS or (params.n, params.max_tokens) != (1, 1)):
+        raise _refused("pool", f"one of {', '.join(POOLS)}, and n and max_tokens 1")
     _check_stops(params)
     _check_grammar(params)
 

@@ -31,6 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: int | None = _DEFAULT.logprobs
     prompt_logprobs: int | None = _DEFAULT.prompt_logprobs
     grammar: str | None = _DEFAULT.grammar
+    pool: str | None = _DEFAULT.pool
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -71,7 +72,8 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True):
-    """One choice's news of a step, as schedule.request.Output. finish: stop, length, abort, error or None."""
+    """One choice's news of a step, as schedule.request.Output. finish: stop, length, abort, error or None.
+    pooled: the vector that was asked for, float32 of this machine's byte order."""
 
     id: str
     choice: int = 0
@@ -81,6 +83,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=
     error: str | None = None
     logprobs: list[Logprobs] = []
     prompt_logprobs: list[tuple[int, Logprobs]] = []
+    pooled: bytes = b""
     num_prompt: int = 0
     num_cached: int = 0
     num_output: int = 0

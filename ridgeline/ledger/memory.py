@@ -5,6 +5,7 @@ from ridgeline.blocks.mla.spec import MlaSpec
 from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cache import CacheLayout, Paged, Shared, State, Window
+from ridgeline.spec.cost import expected_distinct
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import WeightPlan
 
@@ -19,6 +20,19 @@ def weights_bytes(spec: ModelSpec, plan: WeightPlan) -> int:
         if plan.format_of("head.weight", matrix) != plan.format_of("embed.weight", matrix):
             total += plan.num_bytes("head.weight", matrix)
     return total
+
+
+def active_params(spec: ModelSpec) -> int:
+    """Parameters that a step of one token reads: all but those of the experts that it does not choose."""
+    idle = 0.0
+    for layer in spec.layers:
+        for _, block in layer.blocks:
+            sizes = {param.name: param.num_elements for param in block.params()}
+            for line in block.cost():
+                part = sum(value * expected_distinct(router, 1) for (_, router), value in line.share
+                           if isinstance(router, tuple))
+                idle += (1 - part) * sum(sizes[name] for name in line.share_of)
+    return round(spec.num_params - idle)
 
 
 def needed_cache_bytes(spec: ModelSpec, num_tokens: int, bytes_per_element: int) -> int:

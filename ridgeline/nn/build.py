@@ -85,6 +85,10 @@ class Model:
         """Distinct experts whose weights were read since the last call, over all layers and steps."""
         return sum(module.take_experts_read() for module in self._routed)
 
+    def final(self, x_SH: Tensor) -> Tensor:
+        """[S, H]: rows of `forward`'s result after the final norm."""
+        return self._head.norm(x_SH)
+
     def logits(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V] of rows of `forward`'s result. Rows before prefill_from take the decode path."""
         return self._head(x_SH, prefill_from)

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.nn.linear import Weight, as_method, with_norm
 
 
@@ -49,8 +50,13 @@ class Head:
     def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float,
                  softcap: float | None = None) -> None:
         self._project = with_norm(as_method(weight), norm_H, eps)
+        self._norm_H, self._eps = norm_H, eps
         self._divisor = divisor
         self._softcap = softcap
+
+    def norm(self, x_SH: Tensor) -> Tensor:
+        """[S, H]: what is projected."""
+        return rms_norm(x_SH, self._norm_H, self._eps)
 
     def __call__(self, x_SH: Tensor, prefill_from: int) -> Tensor:
         """float32 [S, V]. Rows before prefill_from take the decode path of the weight."""

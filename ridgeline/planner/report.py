@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from ridgeline.base.units import GB, GIB
-from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.ledger.memory import active_params, needed_cache_bytes
 from ridgeline.planner.ask import KV_BYTES
 from ridgeline.planner.plan import Plan, little, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
@@ -28,7 +28,8 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
                      "estimate": "the floor over efficiencies, each with its source",
                      "nominal": "closed forms over all parameters, prompt at the assumed share of the peak"},
         "estimate": asdict(plan.estimate), "nominal": asdict(plan.nominal), "batch": plan.batch,
-        "model": plan.ask.model, "device": setup.device.name, "num_devices": layout.num_devices,
+        "model": plan.ask.model, "parameters": parameters(plan), "device": setup.device.name,
+        "num_devices": layout.num_devices,
         "layout": asdict(layout), "weights": setup.numerics.weights, "kv": plan.ask.kv,
         "native_arithmetic": setup.numerics.native, "memory_per_device_bytes": memory,
         "marketed_bytes": setup.device.marketed_bytes, "usable_bytes": setup.device.usable_bytes,
@@ -40,6 +41,12 @@ def as_json(plan: Plan, remedy: str = "") -> dict[str, Any]:
                                               "decode_share": 1 - plan.prefill_share},
         "vision": vision(plan), "efficiency": efficiencies(plan), "choices": list(setup.choices),
         "notes": notes(plan)})
+
+
+def parameters(plan: Plan) -> dict[str, int]:
+    """All of them, which must fit, and those that a step of one token reads."""
+    spec = plan.setup.spec
+    return {"total": spec.num_params, "active_per_token": active_params(spec)}
 
 
 def vision(plan: Plan) -> dict[str, Any] | None:
@@ -141,6 +148,9 @@ def _head(plan: Plan) -> Iterator[str]:
            f"{setup.numerics.weights}{native}, cache {ask.kv}")
     yield (f"{setup.ask.prompt} prompt and {ask.output} output tokens, {plan.batch} sequences together; "
            f"TPOT at a context of {plan.steps.decode_rows.start + 1}, TTFT of one prompt alone")
+    num = parameters(plan)
+    yield (f"{num['total']:,} parameters, of which a token alone reads {num['active_per_token']:,}; all must "
+           "fit, and a large batch reads all")
     if seen := vision(plan):
         yield (f"of the prompt {seen['visual_tokens']} tokens are images ({seen['tiles']} tiles, "
                f"{seen['patch_tokens']} patches, {seen['ratio_to_text']:.3g} times the text; by the area "

@@ -35,6 +35,7 @@ from ridgeline.runner.cache import PageCache
 from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.inputs import build_step, select
 from ridgeline.runner.logprobs import PromptScores, row_logprobs
+from ridgeline.runner.pool import Pooler
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.sampler import Sampler
 from ridgeline.runner.speculate.speculator import Drafter, Proposal
@@ -62,6 +63,7 @@ class _Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     experts_read: int = 0
     tested: list[tuple[Step, Places]] = field(default_factory=list)
     masks: Masks | None = None
@@ -85,7 +87,7 @@ class _Outcome:
         tokens = np.array([token for place in sorted(self.tokens) for token in self.tokens[place]], np.int32)
         return StepResult(
             step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.errors,
-            logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
+            logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled,
             returned_tickets=plan.copies.ticket, experts_read=self.experts_read, started_s=started_s,
             finished_s=finished_s, drafting=drafting)
 
@@ -108,6 +110,7 @@ class LocalExecutor:
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size)
+        self._pooler = Pooler(model)
         self._sampler = Sampler(capacity.num_rows, capacity.vocab_size, device)
         self._drafter = drafter
         self.grammars = grammars
@@ -174,6 +177,7 @@ class LocalExecutor:
         errors: dict[int, str] = {}
         for start in plan.row_starts:
             self._rows.take(start)
+            self._pooler.start(start)
             try:
                 self._sampler.start(start)
             except Exception as error:  # parameters that slipped past the door
@@ -199,6 +203,8 @@ class LocalExecutor:
         own_RH = outcome.hidden_SH[torch.from_numpy(outcome.ends[places] - 1 - part.draft)]
         broken = places[torch.isfinite(own_RH).all(1).logical_not_().cpu().numpy()]
         outcome.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
+        for place, vector in self._pooler.of(part, x_TH):
+            outcome.pooled[int(places[place])] = vector
         chunks = slice(part.num_decodes, None)  # a decode predicts no token of its prompt
         first = int(part.count[:part.num_decodes].sum())
         for place, count in zip(places[chunks].tolist(), part.count[chunks].tolist()):

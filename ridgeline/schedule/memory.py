@@ -277,8 +277,8 @@ class Memory:
 
     def _reuse_limit(self, request: Request) -> int:
         """Most tokens that may come from the cache: one position at least is computed, and so is every one
-        whose log-probabilities are still owed."""
-        if not self._cache:
+        whose log-probabilities are still owed, or whose hidden states are asked for."""
+        if not self._cache or request.params.pool == "mean":
             return 0
         limit = min(len(request.tokens), request.end) - 1
         return min(limit, request.prompt_logprobs_from - 1) if request.owes_prompt_logprobs else limit
@@ -287,6 +287,8 @@ class Memory:
         """Why no more than so many of its tokens were found, for its account."""
         if not self._cache:
             return "the cache is off"
+        if request.params.pool == "mean":
+            return "hidden states asked"
         if reused >= min(request.num_prompt, request.end) - 1:
             return LAST
         if request.owes_prompt_logprobs and reused == self._reuse_limit(request):

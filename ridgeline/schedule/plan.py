@@ -148,9 +148,10 @@ class StepResult:
     when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
     the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
     the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
-    order. returned_tickets: copies that have finished; lost_tickets: those that never ran. experts_read:
-    distinct experts whose weights were read, summed over the layers. started_s, finished_s: the executor's
-    clock. drafting: None without speculation.
+    order. pooled: by index too, [hidden], of the rows with `pool` whose prompt is whole. returned_tickets:
+    copies that have finished; lost_tickets: those that never ran. experts_read: distinct experts whose
+    weights were read, summed over the layers. started_s, finished_s: the executor's clock. drafting: None
+    without speculation.
     """
 
     step: int
@@ -160,6 +161,7 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
     lost_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
     experts_read: int = 0

@@ -72,7 +72,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     usage; set always. error: the text for finish ERROR. times_s: {"arrived", "tokenised", "first_scheduled",
     "first_started", "first_token", "finished"} (those that happened), with the first token and at the end.
     account: at the end, numbers that explain the request, by the names of `base.trace.RequestRecord`; those
-    of waits_s as "waited_REASON_s".
+    of waits_s as "waited_REASON_s". pooled [hidden]: with the token of a request with `pool`.
     """
 
     id: str
@@ -86,6 +86,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = ()
+    pooled: NDArray[np.float32] | None = None
     times_s: Mapping[str, float] = _NOTHING
     account: Mapping[str, float | int | str] = _NOTHING
 
@@ -172,12 +173,13 @@ class Request:
 
     def news(self, new_tokens: tuple[int, ...] = (), *, stop_token: int | None = None,
              error: str | None = None, logprobs: tuple[RowLogprobs, ...] = (),
-             prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = ()) -> Output:
+             prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = (),
+             pooled: NDArray[np.float32] | None = None) -> Output:
         """What the caller hears now; the last news (finish is set) carries the times and the account."""
         output = Output(
             id=self.id, choice=self.choice, new_tokens=new_tokens, finish=self.finish, stop_token=stop_token,
-            error=error, logprobs=logprobs, prompt_logprobs=prompt_logprobs, num_prompt=self.num_prompt,
-            num_cached=self.num_cached, num_output=self.num_output)
+            error=error, logprobs=logprobs, prompt_logprobs=prompt_logprobs, pooled=pooled,
+            num_prompt=self.num_prompt, num_cached=self.num_cached, num_output=self.num_output)
         if self.finish is None and (not new_tokens or self.num_output > len(new_tokens)):
             return output
         times = {"arrived": self.arrived_s, "tokenised": self.tokenised_s,

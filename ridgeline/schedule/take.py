@@ -82,7 +82,7 @@ class Taker:
             return None
         return request.news(
             tuple(kept), stop_token=kept[-1] if reason is Finish.STOP else None, prompt_logprobs=scores,
-            logprobs=tuple(result.logprobs.get(index, ())[:len(kept)]))
+            logprobs=tuple(result.logprobs.get(index, ())[:len(kept)]), pooled=result.pooled.get(index))
 
     def _accept(self, request: Request, tokens: list[int], now: float) -> tuple[list[int], Finish | None]:
         """Append tokens up to the first that ends the request: (those kept, why it ends or None)."""

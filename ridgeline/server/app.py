@@ -6,6 +6,7 @@ for.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.server.access import Access, Caller, Keys
 from ridgeline.server.answers import ModelList, to_json
+from ridgeline.server.embeddings import embeddings
 from ridgeline.server.errors import as_request_error, body_at, unsupported
 from ridgeline.server.health import Health
 from ridgeline.server.limits import LIMITS, too_large
@@ -59,6 +61,11 @@ def _add_generation(app: FastAPI, api: OpenAI) -> None:
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
         return await _generate(request, api.completion)
+
+    @app.post("/v1/embeddings", tags=["generate"])
+    async def post_embeddings(request: Request) -> Response:
+        """Texts as vectors."""
+        return await _generate(request, partial(embeddings, api))
 
     @app.post("/v1/chat/completions", tags=["generate"])
     async def chat_completions(request: Request) -> Response:

@@ -76,7 +76,7 @@ class OpenAI:
             )
             self._check_served(request, params)
             prompts = await completion_prompts(served, request.prompt, params.n)
-            job = self._job(request, prompts, params, clock)
+            job = self.job(prompts, params, clock, priority=request.priority, cache_salt=request.cache_salt)
             return await self._reply(CompletionForm(job, served.card.id, request), request, clock)
 
     async def chat(self, body: bytes, caller: Caller | None = None) -> Reply:
@@ -103,7 +103,9 @@ class OpenAI:
         self._check_served(request, params)
         check_fits(asked.prompt.token_ids, served, "messages")
         params = replace(params, grammar=_with_thought(params.grammar, request, served, asked.thought))
-        job = self._job(request, [asked.prompt], params, clock)
+        job = self.job(
+            [asked.prompt], params, clock, priority=request.priority, cache_salt=request.cache_salt
+        )
         return await self._reply(form(job, asked), request, clock)
 
     async def asked(self, request: ChatRequest, size: int) -> Asked:
@@ -150,25 +152,27 @@ class OpenAI:
                 "priority", "requests are taken as they come here; start with --policy priority"
             )
 
-    def _job(
-        self, request: Generate, prompts: list[Prompt], params: SamplingParams, clock: RequestClock
-    ) -> Job:
+    def job(
+        self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, *,
+        priority: int | None = None, cache_salt: str | None = None,
+    ) -> Job:  # fmt: skip
+        """Prompts that are about to start."""
         self.accounts.add(clock, len(prompts) * params.n)
         return Job(
-            self.engine,
-            self.served.text.tokenizer,
-            prompts,
-            params,
-            priority=_priority(request.priority, clock.caller.priority),
-            cache_salt=request.cache_salt or "",
-        )
+            self.engine, self.served.text.tokenizer, prompts, params,
+            priority=_priority(priority, clock.caller.priority), cache_salt=cache_salt or "",
+        )  # fmt: skip
+
+    async def done(self, job: Job, clock: RequestClock) -> None:
+        """Run a job to its end. Raises RequestError when any of it is no answer."""
+        async with aclosing(job.run(clock, self._clock.now)) as pieces:
+            async for piece in pieces:
+                _check_whole(piece, job)
 
     async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
         if request.stream:
             return await Started.of(self._events(form, clock))
-        async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
-            async for piece in pieces:
-                _check_whole(piece, form.job)
+        await self.done(form.job, clock)
         return form.whole()
 
     async def _events(self, form: Form, clock: RequestClock) -> AsyncGenerator[bytes, None]:

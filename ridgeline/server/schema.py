@@ -14,6 +14,7 @@ from ridgeline.server.answers import (
     ModelList,
     TokenizeAnswer,
 )
+from ridgeline.server.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from ridgeline.server.errors import ErrorBody
 from ridgeline.server.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
 from ridgeline.server.responses_types import ResponseAnswer, ResponsesRequest
@@ -22,6 +23,7 @@ from ridgeline.server.types import ChatRequest, CompletionRequest, DetokenizeReq
 _BODIES: dict[str, tuple[Any, Any]] = {
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
+    "/v1/embeddings": (EmbeddingsRequest, EmbeddingsAnswer),
     "/v1/messages": (MessagesRequest, MessageAnswer),
     "/v1/messages/count_tokens": (CountRequest, CountAnswer),
     "/v1/responses": (ResponsesRequest, ResponseAnswer),

@@ -104,6 +104,7 @@ def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], na
         defaults=checkpoint.sampling_defaults,
         tool_form=format_of(templates),
         thinks=thinks(templates),
+        pools=info["pools"],
     )
 
 

@@ -16,8 +16,10 @@ class SamplingParams:
     logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of
     the model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt
     positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids
-    the scheduler's. grammar: what the text must match, as frontend/structure.py writes it. Lists are taken as
-    tuples, one stop string as a tuple of it, None as no stop, top_k -1 as 0.
+    the scheduler's. grammar: what the text must match, as frontend/structure.py writes it. pool: the prompt's
+    final hidden states are asked for as one vector, their "mean" or the "last"; such a request (n 1,
+    max_tokens 1) takes a token that nobody reads. Lists are taken as tuples, one stop string as a tuple of
+    it, None as no stop, top_k -1 as 0.
     """
 
     n: int = 1
@@ -41,6 +43,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     grammar: str | None = None
+    pool: str | None = None
 
     def __post_init__(self) -> None:
         stop: Any = self.stop

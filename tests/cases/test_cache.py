@@ -1,5 +1,7 @@
-"""C-16 to C-18: prefix reuse at block borders, windows, salts, and requests that can never fit."""
+"""C-16 to C-19: prefix reuse at block borders, windows, salts, requests that can never fit, 8-bit caches."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -139,3 +141,18 @@ def test_c18_what_can_never_fit_delays_nobody(tight: Server) -> None:
         and 200 <= answer["usage"]["completion_tokens"] <= 212
     )
     tight.idle()
+
+
+# ---- C-19
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_c19_an_8_bit_cache_is_refused_at_the_start(kind: str, tmp_path: Path) -> None:
+    """There is none here, and so no scales: the start says what there is, before anything is loaded."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"kv-cache-dtype: {kind}\n")
+    for words in (["--kv-cache-dtype", kind], ["--config", str(settings)]):
+        ended = subprocess.run([sys.executable, "-m", "ridgeline", "serve", "--port", "0", *words],
+                               capture_output=True, text=True, timeout=30)  # fmt: skip
+        assert ended.returncode == 2 and "http://" not in ended.stdout + ended.stderr
+        assert kind in ended.stderr and "bfloat16" in ended.stderr and "Traceback" not in ended.stderr

@@ -19,7 +19,7 @@ READING = {
 }
 PLAN = READING | {
     "feasible", "why", "remedy", "readings", "estimate", "nominal", "batch", "model", "device", "num_devices",
-    "layout", "weights", "kv", "native_arithmetic", "memory_per_device_bytes", "marketed_bytes",
+    "layout", "weights", "kv", "native_arithmetic", "memory_per_device_bytes", "marketed_bytes", "parameters",
     "usable_bytes", "kv_reserved_bytes_per_sequence", "max_context_at_batch_tokens", "goodput_batch",
     "tpot_mixed_s", "sustained_tok_s", "little", "slow_side", "vision", "efficiency", "choices", "notes",
 }

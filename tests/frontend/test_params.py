@@ -13,6 +13,7 @@ from ridgeline.spec.sampling import SamplingParams
 
 TEXT_LAYER = {"stop", "include_stop_str_in_output", "detokenize", "skip_special_tokens"}
 FULL = SamplingParams(
+    pool="mean",
     n=2,
     temperature=0.5,
     top_k=3,
@@ -49,8 +50,8 @@ def test_defaults_are_the_same_on_both_sides() -> None:
 
 
 def test_good_parameters_pass() -> None:
-    check_sampling(replace(FULL, grammar=None))
-    check_sampling(replace(FULL, min_tokens=0, ignore_eos=False))
+    check_sampling(replace(FULL, grammar=None, pool=None))
+    check_sampling(replace(FULL, min_tokens=0, ignore_eos=False, pool=None))
     check_sampling(SamplingParams(temperature=0, max_tokens=None, top_p=1))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ridgeline.base.clock import WallClock
 from ridgeline.kv.manager import KVManager
@@ -92,6 +93,7 @@ class Eager(Speculation):
 class Text:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[RowLogprobs] = field(default_factory=list)
+    pooled: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -135,7 +137,8 @@ class Tiny:
         capacity = Capacity(
             layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
             num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
-            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages)
+            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages,
+            pools=True)
         drafter = self._drafter(setup, capacity) if setup.speculate else None
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
                                  clock=WallClock(), threads=1, drafter=drafter)
@@ -182,6 +185,7 @@ def _drain(loop: Loop, prefix: str, jobs: Sequence[Job], *,
             text = texts[int(output.id.removeprefix(prefix)), output.choice]
             text.tokens += output.new_tokens
             text.logprobs += output.logprobs
+            text.pooled = text.pooled if output.pooled is None else output.pooled
         if check:
             loop.check()
         step += 1

@@ -1,0 +1,53 @@
+"""A prompt's final hidden states as one vector, for the rows that asked: their mean, or the last.
+
+Legend: C tokens of a chunk, T tokens, H hidden.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.nn.build import Model
+from ridgeline.schedule.plan import RowStart, StepPlan
+
+
+class Pooler:
+    """Sums over chunks of prompts, by runner row, in float64: how a prompt is cut adds no error."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._asked: dict[int, RowStart] = {}
+        self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}  # the newest chunk's start; before and with it
+
+    def start(self, start: RowStart) -> None:
+        """A request takes its row."""
+        self._asked.pop(start.row, None)
+        if start.params.pool is not None:
+            self._asked[start.row] = start
+
+    def of(self, plan: StepPlan, x_TH: Tensor) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(place in the plan, vector [H]) of prompts that this step's hidden states make whole."""
+        if not self._asked:
+            return
+        ends = plan.count.cumsum().tolist()
+        for place, (row, end) in enumerate(zip(plan.row.tolist(), ends, strict=True)):
+            if row in self._asked:
+                first = int(plan.start[place])
+                hidden_CH = self._model.final(x_TH[end - int(plan.count[place]): end])
+                if (vector_H := self._take(self._asked[row], first, hidden_CH)) is not None:
+                    yield place, vector_H.float().cpu().numpy()
+
+    def _take(self, asked: RowStart, first: int, hidden_CH: Tensor) -> Tensor | None:
+        """The vector, once the prompt is whole. A step that is run again gives the same chunk again."""
+        row, length = asked.row, len(asked.prompt)
+        whole = first + len(hidden_CH) >= length
+        if asked.params.pool == "last":
+            return hidden_CH[-1] if whole else None
+        at, before_H, with_H = self._sums.get(row, (0, torch.zeros(()), torch.zeros(())))
+        base_H = torch.zeros(()) if first == 0 else before_H if first == at else with_H
+        total_H = base_H + hidden_CH.double().sum(0)
+        self._sums[row] = first, base_H, total_H
+        return total_H / length if whole else None

@@ -1,0 +1,86 @@
+"""/v1/embeddings: prompts as vectors of length 1, by the model's final hidden states."""
+
+import base64
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from ridgeline.base.errors import RequestError
+from ridgeline.server.access import Caller
+from ridgeline.server.answers import to_json
+from ridgeline.server.errors import renamed, unsupported
+from ridgeline.server.openai import OpenAI
+from ridgeline.server.parse import parse
+from ridgeline.server.prompts import completion_prompts
+from ridgeline.server.types import Strict
+from ridgeline.spec.sampling import SamplingParams
+
+
+class EmbeddingsRequest(Strict, kw_only=True):
+    """POST /v1/embeddings. input: as a completion's prompt. pooling: of the hidden states of all tokens, or
+    the last one's, which it is when absent. user: accepted and not used.
+    """
+
+    input: str | list[Any]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """embedding: numbers, or float32, lowest byte first, in base 64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingsUsage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+    object: str = "list"
+
+
+async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> bytes:
+    """One vector for each input, in order. Raises as OpenAI.completion does."""
+    clock = api.arrived(caller)
+    with api.admission.enter():
+        request = parse(body, EmbeddingsRequest)
+        api.check_model(request.model)
+        if not api.served.pools:
+            raise unsupported("model", "vectors are made on a CPU only; start a server with --device cpu")
+        if request.dimensions is not None:
+            raise unsupported("dimensions", "a vector has all of this model's dimensions; leave it out")
+        try:
+            prompts = await completion_prompts(api.served, request.input, 1)
+        except RequestError as error:
+            raise renamed(error, {"prompt": "input"}) from None
+        params = SamplingParams(temperature=0.0, max_tokens=1, pool=request.pooling or "last")
+        job = api.job(prompts, params, clock)
+        await api.done(job, clock)
+        data = []
+        for index in range(len(prompts)):
+            news = job.choice(index).last_news
+            assert news is not None and news.pooled, "a pooled request ends with its vector"
+            vector = _written(news.pooled, as_text=request.encoding_format == "base64")
+            data.append(Embedding(index=index, embedding=vector))
+        num = sum(len(prompt.token_ids) for prompt in prompts)
+        usage = EmbeddingsUsage(prompt_tokens=num, total_tokens=num)
+        return to_json(EmbeddingsAnswer(data=data, model=api.served.card.id, usage=usage))
+
+
+def _written(pooled: bytes, *, as_text: bool) -> list[float] | str:
+    vector = np.frombuffer(pooled, np.float32).astype(np.float64)
+    vector /= max(float(np.linalg.norm(vector)), 1e-12)
+    if as_text:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.astype(np.float32).tolist()
