@@ -108,9 +108,10 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--host-kv-bytes",
         type=zero_or(size),
+        default=0,
         metavar="BYTES",
-        help="host memory for preempted requests and evicted prefixes, up to 8GB on a GPU; 0: none, the "
-        "default on a CPU, where it would be the same memory",
+        help="host memory for preempted requests and evicted prefixes of a GPU's cache, such as 8GB; pinned "
+        "at the start (0: none)",
     )
     group.add_argument(
         "--kv-watermark-bytes",

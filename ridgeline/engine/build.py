@@ -258,9 +258,7 @@ def _capacity(
         max_model_len=sizes.max_model_len,
         vocab_size=spec.vocab_size,
         prompt_borders=prompt_borders(spec, sizes.max_model_len),
-        num_host_pages=decide_host(
-            config, layout, on_gpu=on_gpu, num_pages=sizes.num_pages, free_bytes=available_bytes(),
-            startup=startup),
+        num_host_pages=decide_host(config, layout, free_bytes=available_bytes(), startup=startup),
         pools=not on_gpu,
     )
 

@@ -6,42 +6,32 @@ import torch
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
-from ridgeline.base.units import GB, format_bytes
+from ridgeline.base.units import format_bytes
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.price import Price
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.pressure import Pressure
 from ridgeline.spec.cache import CacheLayout
 
-_SHARE = 4  # one part in so many of the host's free memory, when nobody says
-_MOST_BYTES = 8 * GB  # likewise: pinning takes time at the start
 _PROBE_BYTES, _PROBES = 1 << 25, 3
 
 
-def decide_host(config: EngineConfig, layout: CacheLayout, *, on_gpu: bool, num_pages: int, free_bytes: int,
-                startup: Startup) -> int:
-    """Pages of host memory, the null page included; 0 for none. free_bytes: of the host. ConfigError when
-    more is asked for than is free, or less than a page."""
-    name, given, size = "host_kv_bytes", config.host_kv_bytes, layout.page_bytes
-    if given is not None:
-        why = "as given"
-        if given > free_bytes:
-            raise ConfigError(f"host_kv_bytes {format_bytes(given)} do not fit: "
-                              f"{format_bytes(free_bytes)} of host memory are free; set it to less")
-        if given and (given < 2 * size or not config.cache):
-            raise ConfigError(
-                f"host_kv_bytes {given} is of no use: " + (
-                    f"a page takes {size} and one is set aside, give at least {2 * size}" if config.cache
-                    else "without a cache there is nothing to keep") + ", or 0")
-    elif not on_gpu:
-        given, why = 0, "on a CPU host memory is the cache's own memory"
-    elif not config.cache:
-        given, why = 0, "without a cache there is nothing to keep"
-    else:
-        given = min(num_pages * size, free_bytes // _SHARE, _MOST_BYTES)
-        given = given if given >= 2 * size else 0
-        why = f"at most {format_bytes(_MOST_BYTES)} or a quarter of the {format_bytes(free_bytes)} free"
-    return int(startup.choose(name, given // size * size, why)) // size
+def decide_host(config: EngineConfig, layout: CacheLayout, *, free_bytes: int, startup: Startup) -> int:
+    """Pages of host memory, the null page included; 0 for none, unless it is asked for: pinning it takes
+    seconds of a start. free_bytes: of the host. ConfigError when more is asked for than is free, or less than
+    a page."""
+    given, size = config.host_kv_bytes, layout.page_bytes
+    if given > free_bytes:
+        raise ConfigError(f"host_kv_bytes {format_bytes(given)} do not fit: {format_bytes(free_bytes)} of "
+                          "host memory are free; set it to less")
+    if given and (given < 2 * size or not config.cache):
+        raise ConfigError(
+            f"host_kv_bytes {given} is of no use: " + (
+                f"a page takes {size} and one is set aside, give at least {2 * size}" if config.cache
+                else "without a cache there is nothing to keep") + ", or 0")
+    if not given:
+        return 0
+    return int(startup.choose("host_kv_bytes", given // size * size, "as given")) // size
 
 
 def pressure_of(config: EngineConfig, capacity: Capacity, price: Price, device: torch.device,

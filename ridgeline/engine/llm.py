@@ -44,7 +44,7 @@ class _Assembled:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         kv_cache_bytes: int | None = None,
-        host_kv_bytes: int | None = None,
+        host_kv_bytes: int = 0,
         kv_watermark_bytes: int = 0,
         block_tokens: int | None = None,
         prefix_caching: bool = True,

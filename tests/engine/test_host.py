@@ -18,25 +18,14 @@ from tests.engine.tiny import tiny_folder
 LAYOUT = plan_layout([(Paged(bytes_per_entry=1024),)] * 4, block_tokens=16)  # 65,536 bytes a page
 
 
-def decide(*, on_gpu: bool = True, free_bytes: int = 100 * GB, **config: object) -> tuple[int, str]:
-    startup = Startup(VirtualClock())
+def decide(*, free_bytes: int = 100 * GB, **config: object) -> int:
     made = replace(EngineConfig(), **config)  # type: ignore[arg-type]
-    pages = decide_host(made, LAYOUT, on_gpu=on_gpu, num_pages=1_000_000, free_bytes=free_bytes,
-                        startup=startup)
-    return pages, startup.choices["host_kv_bytes"][1]
-
-
-def test_what_nobody_says() -> None:
-    """None on a CPU, where it would be the same memory; on a GPU a quarter of what is free, up to 8 GB."""
-    assert decide(on_gpu=False) == (0, "on a CPU host memory is the cache's own memory")
-    assert decide()[0] == 8 * GB // 65536
-    assert decide(free_bytes=4 * 65536 * 10)[0] == 10
-    assert decide(free_bytes=65536)[0] == decide(cache=False)[0] == 0
+    return decide_host(made, LAYOUT, free_bytes=free_bytes, startup=Startup(VirtualClock()))
 
 
 def test_what_is_asked_for() -> None:
-    assert decide(host_kv_bytes=0)[0] == 0
-    assert decide(host_kv_bytes=655360 + 5, on_gpu=False) == (10, "as given")
+    assert decide() == decide(host_kv_bytes=0) == 0
+    assert decide(host_kv_bytes=655360 + 5) == 10
     for config, text in (({"host_kv_bytes": 200 * GB}, "do not fit"), ({"host_kv_bytes": 9}, "131072"),
                          ({"host_kv_bytes": GB, "cache": False}, "without a cache")):
         with pytest.raises(ConfigError, match=text):
