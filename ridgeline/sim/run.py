@@ -54,7 +54,8 @@ def request_of(offered: Offered, number: int, vocab_size: int) -> NewRequest:
     return NewRequest(
         id=str(number), prompt=prompt_of(offered, number, vocab_size), priority=offered.priority,
         params=SamplingParams(max_tokens=offered.num_output, ignore_eos=True, seed=number),
-        cache_salt="" if offered.prefix else str(number), tenant=offered.tenant, arrived_s=offered.arrived_s)
+        cache_salt="" if offered.prefix else str(number), tenant=offered.tenant, arrived_s=offered.arrived_s,
+        predicted_output=offered.predicted_output)
 
 
 class Clients:
