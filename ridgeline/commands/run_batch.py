@@ -17,6 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.server.batch import run_batch
+    from ridgeline.commands.batch import run_batch
 
     return run_batch(args.input, args.output, engine_config(args))

@@ -144,8 +144,9 @@ class Memory:
         the step in flight, and nothing of it is needed again."""
         scheduled = int(self._rows.scheduled[victim.row])
         pages = self._manager.pages_to_run(scheduled)
-        self._book.preempt(victim, swap=scheduled < victim.end and self._cache
-                           and self._pressure.swaps(scheduled, pages * self._page_bytes))
+        swap = scheduled < victim.end and self._cache and victim.params.pool != "mean" \
+            and self._pressure.swaps(scheduled, pages * self._page_bytes)
+        self._book.preempt(victim, swap=swap)
 
     def _reserve(self, request: Request, target: int) -> bool:
         """reserve() up to the end of the block, so that the manager need not be asked again before it."""

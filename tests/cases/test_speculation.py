@@ -19,8 +19,7 @@ def test_c20_drafts_change_nothing(small: Server, tmp_path: Path) -> None:
     """The same tokens with and without a schema, one log-probability for each, near-tie rule."""
     plain_text, shaped = dict[str, Any](), {"guided_json": SCHEMA}
     few = {"logit_bias": {str(token): 90 for token in range(65, 69)}}  # which are soon said again
-    asked = [("lamp " * 48, plain_text), ("lamp " * 48, shaped), ("lamp " * 48, few), (CODE, plain_text),
-             (CODE, shaped), (PROSE, plain_text)]  # fmt: skip
+    asked = [("lamp " * 48, plain_text), ("lamp " * 48, shaped), (CODE, few), (PROSE, plain_text)]
     bodies = [{"prompt": prompt, "max_tokens": 96, **ASK, **shape} for prompt, shape in asked]
     folder = str(tiny_folder(tmp_path))
     with serving(folder, "--load-format", "dummy", "--kv-cache-bytes", "8MB", "--speculate", "ngram") as fast:

@@ -2,6 +2,7 @@
 preempted or accompanied."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from tests.oracle.oracles import Oracle, text
 LENGTHS = (51, 1, 24, 33, 24)
 SETUPS = [
     Setup(depth=2), Setup(max_step_tokens=9, depth=2), Setup(prefix_caching=True, max_step_tokens=40),
-    Setup(num_pages=20, num_rows=3), Setup(cache=False, max_step_tokens=160), Setup(speculate="ngram"),
+    Setup(num_pages=16, num_rows=4, max_step_tokens=9, policy="priority"),
+    Setup(num_pages=16, num_rows=4, max_step_tokens=9, policy="priority", num_host_pages=60),
+    Setup(cache=False, max_step_tokens=160), Setup(speculate="ngram"),
 ]  # fmt: skip
 
 
@@ -28,14 +31,18 @@ def test_vectors_equal_the_references(oracle: Callable[[str], Oracle], family: s
     with torch.no_grad():
         states = [one.model.model(torch.tensor([text(n)])).last_hidden_state[0].numpy() for n in LENGTHS]
     pools = ["mean", "last", "mean", "last", "last"]
-    jobs = [Job(prompt=tuple(text(n)), params=SamplingParams(temperature=0.0, max_tokens=1, pool=pool), at=at)
+    jobs = [Job(prompt=tuple(text(n)), params=SamplingParams(temperature=0.0, max_tokens=1, pool=pool), at=at,
+                priority=-at)
             for at, (n, pool) in enumerate(zip(LENGTHS, pools, strict=True))]
     talk = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    beside = Job(prompt=tuple(text(20)), params=talk)
+    beside = Job(prompt=tuple(text(20)), params=talk, priority=-9)
     wants = [state.mean(0) if pool == "mean" else state[-1]
              for state, pool in zip(states, pools, strict=True)]
     for setup in SETUPS:
+        if setup.policy == "priority" and family == "gemma2":  # its windows have pages of their own
+            setup = replace(setup, num_pages=30)
         run = tiny.run(setup, [*jobs, beside], warm=[jobs[2]])
+        assert setup.policy == "fcfs" or run.stats["num_preemptions"]
         for index, want in enumerate(wants):
             got = run.texts[index, 0].pooled
             assert got is not None and np.abs(got - want).max() < TOLERANCE, (setup, index)

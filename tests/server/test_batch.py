@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.base.errors import ConfigError, EngineDeadError
-from ridgeline.server.batch import Batch
+from ridgeline.commands.batch import Batch
 from tests.server.fake import FakeEngine, fake_api
 
 pytestmark = pytest.mark.anyio
