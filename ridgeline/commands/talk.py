@@ -55,8 +55,7 @@ class LocalTalk:
         events = self._runner.run(self._endpoints[path](json.dumps(asked).encode()))
         try:
             while (raw := self._runner.run(_next(events))) is not None:
-                if (event := _event(raw)) is not None:
-                    yield event
+                yield from filter(None, map(_event, raw.splitlines()))
         finally:
             self._runner.run(events.aclose())
 

@@ -50,8 +50,8 @@ def test_a_step_table_has_a_time_for_each_count() -> None:
 
 
 def test_counts_that_the_cache_cannot_hold_at_once_are_left_out_of_the_table() -> None:
-    harness = Harness(check=False, num_pages=34, max_step_tokens=128, max_model_len=256)
+    harness = Harness(check=False, num_pages=44, max_step_tokens=128, max_model_len=256)
     table = step_table(driver_of(harness), max_rows=8, max_chunk=128)
-    assert table.rows == (1, 2, 4, 5)
+    assert table.rows == (1, 2, 4)  # a text takes 10 pages in the end
     with pytest.raises(ConfigError, match="raise --max-num-seqs"):
         step_table(driver_of(harness), max_rows=1, max_chunk=128)

@@ -47,20 +47,19 @@ def test_c01_forced_text_is_whole_streamed_or_not(server: Server, text: str) -> 
 
 @pytest.mark.parametrize("schema", [
     {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3},
-    {"type": "string", "pattern": "^[a-z]+$", "minLength": 5, "maxLength": 9},
+    {"type": "string", "pattern": "^[a-z]+$", "minLength": 5, "maxLength": 9}, PET,
     {"type": "integer", "minimum": 17, "maximum": 300, "multipleOf": 7},
     {"type": "object", "patternProperties": {"^[ab]$": {"type": "boolean"}}, "additionalProperties": False,
      "maxProperties": 2},
     {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": [1, None]}], "items": False,
      "minItems": 2},
-    PET,
 ])  # fmt: skip
 def test_c21_every_sampled_answer_obeys_the_schema(server: Server, schema: dict[str, Any]) -> None:
     def one(seed: int) -> Any:
         return server.chat(**ask(schema, temperature=1.0, seed=seed, n=2, max_tokens=120))
 
     with ThreadPoolExecutor(5) as threads:
-        answers = list(threads.map(one, range(10)))
+        answers = list(threads.map(one, range(4 if schema is PET else 10)))
     for answer in answers:
         for index in range(2):
             assert answer["choices"][index]["finish_reason"] == "stop", answer

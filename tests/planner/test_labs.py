@@ -22,6 +22,9 @@ from ridgeline.planner.plan import plan
 
 BY_KEY = {lab.key: lab for lab in LABS}
 EVERY_LAB = pytest.mark.parametrize("lab", LABS, ids=list(BY_KEY))
+# the schedulers' page runs a scheduler; all its corners are for `make soak`
+LIGHT_FIRST = pytest.mark.parametrize("lab", [
+    pytest.param(lab, id=lab.key, marks=[pytest.mark.soak] if lab.key == "schedulers" else []) for lab in LABS])
 
 
 def numbers(lab: str, **values: Value) -> dict[str, Value]:
@@ -208,7 +211,7 @@ def test_bad_values_are_refused_by_name(lab: Lab) -> None:
                 lab.state({control.key: value})
 
 
-@EVERY_LAB
+@LIGHT_FIRST
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_corners_are_sayable(lab: Lab, data: st.DataObject) -> None:

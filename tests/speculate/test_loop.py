@@ -14,6 +14,7 @@ from tests.speculate.chance import least_p
 
 BASE = tuple(tokens_of(60, seed=0).tolist())
 PRESSED = Setup(depth=2, prefix_caching=True, num_pages=40)  # pages run out: requests are preempted
+TIGHT = replace(PRESSED, num_pages=34)
 STRIDES = replace(PRESSED, num_pages=60, snapshot_stride=8)
 CHUNKED = Setup(depth=2, prefix_caching=True, max_step_tokens=13)
 HOW: tuple[dict[str, float], ...] = (
@@ -46,7 +47,7 @@ def tinies() -> dict[str, Tiny]:
 
 
 @pytest.mark.parametrize(("model", "how", "setup"), [
-    ("dense", "ngram", PRESSED), ("mixed", "ngram", CHUNKED), ("dense", "draft", CHUNKED),
+    ("dense", "ngram", TIGHT), ("mixed", "ngram", CHUNKED), ("dense", "draft", CHUNKED),
     ("mixed", "draft", PRESSED), ("state", "draft", CHUNKED),
     pytest.param("delta", "draft", STRIDES, marks=pytest.mark.soak)])
 def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Setup) -> None:
@@ -56,7 +57,7 @@ def test_the_same_texts(tinies: dict[str, Tiny], model: str, how: str, setup: Se
     run = tally.compare(tiny, replace(setup, speculate=how), work, warm=work[:2])
     tally.report(f"{how}, {model}")
     assert run.stats["num_draft_tokens"] > run.stats["num_accepted_tokens"] > 10
-    assert run.stats["num_preemptions"] or setup is CHUNKED
+    assert run.stats["num_preemptions"] or setup in (CHUNKED, STRIDES)  # admission foresees what states need
     scores = run.texts[len(work) - 1, 1].logprobs
     alone = tiny.alone(work[-1].alone(1)).logprobs
     assert [one.token_ids.tolist() for one in scores] == [one.token_ids.tolist() for one in alone]
@@ -107,7 +108,7 @@ def small() -> tuple[Tiny, np.ndarray]:
     return tiny, exact(tiny)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))])
 @pytest.mark.parametrize("how", ["ngram", "draft"])
 def test_samples_follow_the_model(small: tuple[Tiny, np.ndarray], how: str, seed: int) -> None:
     """5,000 requests without seeds, whose drafts a draft model draws by noise of its own."""
