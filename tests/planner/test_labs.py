@@ -24,7 +24,7 @@ BY_KEY = {lab.key: lab for lab in LABS}
 EVERY_LAB = pytest.mark.parametrize("lab", LABS, ids=list(BY_KEY))
 # the schedulers' page runs a scheduler; all its corners are for `make soak`
 LIGHT_FIRST = pytest.mark.parametrize("lab", [
-    pytest.param(lab, id=lab.key, marks=[pytest.mark.soak] if lab.key == "schedulers" else []) for lab in LABS])
+    pytest.param(lab, id=lab.key, marks=[pytest.mark.soak] * (lab.key == "schedulers")) for lab in LABS])
 
 
 def numbers(lab: str, **values: Value) -> dict[str, Value]:
