@@ -31,3 +31,8 @@ class RequestError(RidgelineError):
 
 class EngineDeadError(RuntimeError):
     """The engine process is gone or stuck; requests in flight cannot be finished."""
+
+
+def invalid_value(param: str, what: str) -> RequestError:
+    """A field whose value cannot be used; `what` says which can."""
+    return RequestError(f"{param}: {what}", param=param, code="invalid_value")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import invalid_value
 from ridgeline.frontend.protocol import Sampling
 from ridgeline.spec.sampling import SamplingParams
 
@@ -50,11 +50,13 @@ def check_sampling(params: SamplingParams) -> None:
     _whole_numbers("logit_bias", params.logit_bias)
     for token, bias in params.logit_bias.items():
         if not _is_number(bias) or not -100.0 <= bias <= 100.0:
-            raise _refused("logit_bias", f"the bias {bias!r} of token {token} is not between -100 and 100")
+            raise invalid_value(
+                "logit_bias", f"the bias {bias!r} of token {token} is not between -100 and 100"
+            )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise _refused("min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+        raise invalid_value("min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
     if params.pool is not None and (params.pool not in POOLS or (params.n, params.max_tokens) != (1, 1)):
-        raise _refused("pool", f"one of {', '.join(POOLS)}, and n and max_tokens 1")
+        raise invalid_value("pool", f"one of {', '.join(POOLS)}, and n and max_tokens 1")
     _check_stops(params)
     _check_grammar(params)
 
@@ -64,20 +66,20 @@ def _check_grammar(params: SamplingParams) -> None:
     if params.grammar is None:
         return
     if not isinstance(params.grammar, str) or not params.grammar:
-        raise _refused("grammar", "write a grammar as frontend.structure makes it")
+        raise invalid_value("grammar", "write a grammar as frontend.structure makes it")
     if params.ignore_eos:
-        raise _refused("ignore_eos", "a grammar says where the text ends; leave out one of them")
+        raise invalid_value("ignore_eos", "a grammar says where the text ends; leave out one of them")
     if params.min_tokens:
-        raise _refused("min_tokens", "a grammar says where the text ends; leave out one of them")
+        raise invalid_value("min_tokens", "a grammar says where the text ends; leave out one of them")
 
 
 def _check_stops(params: SamplingParams) -> None:
     if not all(isinstance(stop, str) for stop in params.stop):
-        raise _refused("stop", "write a string or several")
+        raise invalid_value("stop", "write a string or several")
     if not all(params.stop):
-        raise _refused("stop", "a stop string must not be empty")
+        raise invalid_value("stop", "a stop string must not be empty")
     if params.stop and not params.detokenize:
-        raise _refused("stop", "stop strings need detokenize to be True; use stop_token_ids")
+        raise invalid_value("stop", "stop strings need detokenize to be True; use stop_token_ids")
 
 
 def _is_number(value: Any) -> bool:
@@ -91,7 +93,7 @@ def _is_whole(value: Any) -> bool:
 def _whole_numbers(name: str, values: Any) -> None:
     for value in values:
         if not _is_whole(value):
-            raise _refused(name, f"{value!r} is not a token id")
+            raise invalid_value(name, f"{value!r} is not a token id")
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, above: bool = False) -> None:
@@ -100,7 +102,7 @@ def _number(params: SamplingParams, name: str, low: float, high: float, *, above
         span = f"{'above' if above else 'at least'} {low:g}" + (
             f" and at most {high:g}" if high < math.inf else ""
         )
-        raise _refused(name, f"{value!r} is not a number {span}")
+        raise invalid_value(name, f"{value!r} is not a number {span}")
 
 
 def _whole(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -108,8 +110,4 @@ def _whole(params: SamplingParams, name: str, low: int, high: int, *, optional: 
     if value is None and optional:
         return
     if not _is_whole(value) or not low <= value <= high:
-        raise _refused(name, f"{value!r} is not a whole number from {low} to {high}")
-
-
-def _refused(name: str, what: str) -> RequestError:
-    return RequestError(f"{name}: {what}", param=name, code="invalid_value")
+        raise invalid_value(name, f"{value!r} is not a whole number from {low} to {high}")

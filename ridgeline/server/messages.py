@@ -6,7 +6,7 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 import json
 from collections.abc import Sequence
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.frontend.tools.thinking import Tags
 from ridgeline.server.access import Caller
 from ridgeline.server.answers import to_json
@@ -96,9 +96,9 @@ class Messages:
         kind = "disabled" if thinking is None else thinking.type
         budget = None if thinking is None else thinking.budget_tokens
         if (kind == "enabled") != (budget is not None):
-            raise _bad("thinking.budget_tokens", "belongs to type enabled, which needs it")
+            raise invalid_value("thinking.budget_tokens", "belongs to type enabled, which needs it")
         if budget is not None and max_tokens is not None and budget >= max_tokens:
-            raise _bad("thinking.budget_tokens", f"must be less than max_tokens {max_tokens}")
+            raise invalid_value("thinking.budget_tokens", f"must be less than max_tokens {max_tokens}")
         served = self._api.served
         if not served.thinks:
             if kind != "disabled":
@@ -115,7 +115,7 @@ def _choose(chat: ChatRequest, request: Asking) -> None:
     if choice is None:
         return
     if (choice.type == "tool") != (choice.name is not None):
-        raise _bad("tool_choice.name", "belongs to type tool, which needs it")
+        raise invalid_value("tool_choice.name", "belongs to type tool, which needs it")
     named = {"type": "function", "function": {"name": choice.name}}
     chat.tool_choice = _CHOICES.get(choice.type, named)
     if choice.disable_parallel_tool_use is not None:
@@ -135,7 +135,7 @@ def _turns(turn: Turn, where: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message(role=turn.role, content=turn.content)]
     if not turn.content:
-        raise _bad(f"{where}.content", "is empty")
+        raise invalid_value(f"{where}.content", "is empty")
     texts: list[TextBlock] = []
     turns: list[Message] = []
     thoughts: list[str] = []
@@ -178,8 +178,4 @@ def _text(content: str | Sequence[TextBlock]) -> str:
 
 def _only(role: str, turn: Turn, place: str) -> None:
     if turn.role != role:
-        raise _bad(place, f"such a block belongs into a message of the {role}")
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")
+        raise invalid_value(place, f"such a block belongs into a message of the {role}")

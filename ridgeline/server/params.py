@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import invalid_value
 from ridgeline.frontend.params import check_sampling
 from ridgeline.server.errors import unsupported
 from ridgeline.server.limits import LIMITS
@@ -37,7 +37,7 @@ def completion_params(
     _refuse_absent_features(request)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
-        raise _bad("max_tokens", "must be at least 1 unless echo is true")
+        raise invalid_value("max_tokens", "must be at least 1 unless echo is true")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise unsupported(
             "best_of", "ranking of several answers is not supported; leave it out or set it to n"
@@ -55,13 +55,13 @@ def chat_params(
     _refuse_absent_features(request)
     limits = {value for value in (request.max_tokens, request.max_completion_tokens) if value is not None}
     if len(limits) > 1:
-        raise _bad("max_tokens", "differs from max_completion_tokens; send one of them")
+        raise invalid_value("max_tokens", "differs from max_completion_tokens; send one of them")
     if limits == {0}:
-        raise _bad(
+        raise invalid_value(
             "max_completion_tokens" if request.max_tokens is None else "max_tokens", "must be at least 1"
         )
     if request.top_logprobs is not None and not request.logprobs:
-        raise _bad("top_logprobs", "needs logprobs to be true")
+        raise invalid_value("top_logprobs", "needs logprobs to be true")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return _common(
         request, min(limits, default=None), logprobs, request.prompt_logprobs, vocab_size, defaults, grammar
@@ -75,9 +75,9 @@ def _refuse_absent_features(request: Generate) -> None:
             allowed = ", ".join(["null", *map(repr, inert)])
             raise unsupported(name, f"{value!r:.80} is not supported by this server; accepted: {allowed}")
     if request.stream_options is not None and not request.stream:
-        raise _bad("stream_options", "needs stream to be true")
+        raise invalid_value("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
-        raise _bad("prompt_logprobs", "needs stream to be false")
+        raise invalid_value("prompt_logprobs", "needs stream to be false")
 
 
 def _common(
@@ -122,18 +122,20 @@ def _common(
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > LIMITS.stops:
-        raise _bad("stop", f"holds {len(stops)} strings, at most {LIMITS.stops} are allowed")
+        raise invalid_value("stop", f"holds {len(stops)} strings, at most {LIMITS.stops} are allowed")
     if any(len(text) > LIMITS.stop_chars for text in stops):
-        raise _bad("stop", f"a stop string must not be longer than {LIMITS.stop_chars} characters")
+        raise invalid_value("stop", f"a stop string must not be longer than {LIMITS.stop_chars} characters")
     return stops
 
 
 def _token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
     if len(ids) > LIMITS.stop_token_ids:
-        raise _bad("stop_token_ids", f"holds {len(ids)} ids, at most {LIMITS.stop_token_ids} are allowed")
+        raise invalid_value(
+            "stop_token_ids", f"holds {len(ids)} ids, at most {LIMITS.stop_token_ids} are allowed"
+        )
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise _bad(
+            raise invalid_value(
                 "stop_token_ids", f"{token!s:.40} is not a token id of this model (0 to {vocab_size - 1})"
             )
     return tuple(ids)
@@ -141,14 +143,12 @@ def _token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     if len(bias) > LIMITS.bias:
-        raise _bad("logit_bias", f"holds {len(bias)} entries, at most {LIMITS.bias} are allowed")
+        raise invalid_value("logit_bias", f"holds {len(bias)} entries, at most {LIMITS.bias} are allowed")
     checked: dict[int, float] = {}
     for key, value in bias.items():
         if not _ID.fullmatch(key) or not 0 <= int(key) < vocab_size:
-            raise _bad("logit_bias", f"{key:.40} is not a token id of this model (0 to {vocab_size - 1})")
+            raise invalid_value(
+                "logit_bias", f"{key:.40} is not a token id of this model (0 to {vocab_size - 1})"
+            )
         checked[int(key)] = value
     return checked
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")

@@ -6,7 +6,7 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.server.access import Caller
 from ridgeline.server.answers import to_json
 from ridgeline.server.errors import renamed, unsupported
@@ -127,7 +127,7 @@ def _format(given: Format | None) -> dict | None:
     if given.type == "json_object":
         return {"type": "json_object"}
     if given.schema is None:
-        raise _bad("text.format.schema", "belongs to type json_schema, which needs it")
+        raise invalid_value("text.format.schema", "belongs to type json_schema, which needs it")
     return {"type": "json_schema", "json_schema": {"name": given.name or "answer", "schema": given.schema}}
 
 
@@ -167,14 +167,10 @@ def _check(item: Item, where: str) -> None:
     for name in item.__struct_fields__:
         given = getattr(item, name) is not None
         if name in must and not given:
-            raise _bad(f"{where}.{name}", f"an item of type {item.type} needs it")
+            raise invalid_value(f"{where}.{name}", f"an item of type {item.type} needs it")
         if given and name not in must | may | {"type", "id", "status"}:
-            raise _bad(f"{where}.{name}", f"does not belong to an item of type {item.type}")
+            raise invalid_value(f"{where}.{name}", f"does not belong to an item of type {item.type}")
 
 
 def _text(content: str | Sequence[TextPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import invalid_value
 from ridgeline.frontend import structure
 from ridgeline.server.errors import unsupported
 from ridgeline.server.types import Generate, StructuredOutputs
@@ -22,7 +22,9 @@ async def grammar_of(request: Generate) -> str | None:
     if not asked:
         return None
     if len(asked) > 1:
-        raise _bad(next(iter(asked)), f"one of {' and '.join(asked)} can be followed: leave out the others")
+        raise invalid_value(
+            next(iter(asked)), f"one of {' and '.join(asked)} can be followed: leave out the others"
+        )
     ((param, value),) = asked.items()
     return await asyncio.to_thread(_grammar, param, value)
 
@@ -58,16 +60,12 @@ def _of_format(given: dict[str, Any]) -> str:
         raise unsupported("response_format", f"type {kind!r:.80} is not known: use one of {known_types}")
     known = {"type"} | ({"json_schema"} if kind == "json_schema" else set())
     if unknown := sorted(given.keys() - known):
-        raise _bad("response_format", f"{unknown[0]!r:.80} does not belong to type {kind!r}")
+        raise invalid_value("response_format", f"{unknown[0]!r:.80} does not belong to type {kind!r}")
     if kind == "json_object":
         return structure.json_object()
     wrapped = given.get("json_schema")
     if not isinstance(wrapped, dict) or "schema" not in wrapped:
-        raise _bad("response_format", 'json_schema must be an object with "name" and "schema"')
+        raise invalid_value("response_format", 'json_schema must be an object with "name" and "schema"')
     if unknown := sorted(wrapped.keys() - _SCHEMA_FIELDS):
-        raise _bad("response_format", f"json_schema has no field {unknown[0]!r:.80}")
+        raise invalid_value("response_format", f"json_schema has no field {unknown[0]!r:.80}")
     return structure.json_schema(wrapped["schema"])
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")

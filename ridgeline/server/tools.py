@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import invalid_value
 from ridgeline.frontend.tools.call import Event, Tool, read_tools
 from ridgeline.frontend.tools.formats import CallFormat
 from ridgeline.frontend.tools.grammar import AUTO, REQUIRED, call_grammar
@@ -31,11 +31,11 @@ def tool_use(request: ChatRequest, served: Served) -> ToolUse | None:
     """None where the chat can call nothing. RequestError for tools or a choice that make no sense."""
     tools, choice = read_tools(request.tools), _choice(request.tool_choice, bool(request.tools))
     if choice not in (AUTO, REQUIRED, "none") and choice not in {tool.name for tool in tools}:
-        raise _bad("tool_choice", f"there is no tool {choice!r:.80} among the tools")
+        raise invalid_value("tool_choice", f"there is no tool {choice!r:.80} among the tools")
     if choice == "none":
         return None
     if not tools:
-        raise _bad("tool_choice", f"{choice!r:.80} needs tools")
+        raise invalid_value("tool_choice", f"{choice!r:.80} needs tools")
     form, tokenizer = served.tool_form, served.text.need_tokenizer("tools")
     opener_id = tokenizer.marker_id(form.opener)
     grammar = call_grammar(
@@ -50,12 +50,14 @@ def _choice(given: str | Mapping[str, object] | None, has_tools: bool) -> str:
         return AUTO if has_tools else "none"
     if isinstance(given, str):
         if given not in (AUTO, REQUIRED, "none"):
-            raise _bad("tool_choice", f"{given!r:.80} is not known: use auto, none, required or a function")
+            raise invalid_value(
+                "tool_choice", f"{given!r:.80} is not known: use auto, none, required or a function"
+            )
         return "none" if given == AUTO and not has_tools else given
     function = given.get("function")
     if given.get("type") != "function" or not isinstance(function, Mapping) or \
             not isinstance(name := function.get("name"), str):  # fmt: skip
-        raise _bad("tool_choice", 'name a function: {"type": "function", "function": {"name": ...}}')
+        raise invalid_value("tool_choice", 'name a function: {"type": "function", "function": {"name": ...}}')
     return name
 
 
@@ -107,7 +109,3 @@ class ChoiceReader:
                     arguments="".join(event.arguments for event in own)),
             ))  # fmt: skip
         return told
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")

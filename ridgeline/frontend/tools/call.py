@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import invalid_value
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -42,31 +42,27 @@ def read_tools(given: Sequence[Any] | None) -> list[Tool]:
     """The tools of a body. RequestError names the one at fault."""
     tools: list[Tool] = []
     if given and len(given) > MAX_TOOLS:
-        raise _bad("tools", f"{len(given)} tools, at most {MAX_TOOLS} are allowed")
+        raise invalid_value("tools", f"{len(given)} tools, at most {MAX_TOOLS} are allowed")
     for index, one in enumerate(given or ()):
         where = f"tools[{index}]"
         if not isinstance(one, Mapping) or one.get("type") != "function":
-            raise _bad(where, 'must be an object of type "function"')
+            raise invalid_value(where, 'must be an object of type "function"')
         function = one.get("function")
         if not isinstance(function, Mapping):
-            raise _bad(where, "function must be an object with a name")
+            raise invalid_value(where, "function must be an object with a name")
         if unknown := sorted(set(map(str, function)) - {"name", "description", "parameters", "strict"}):
-            raise _bad(f"{where}.function", f"there is no field {unknown[0]!r:.80}")
+            raise invalid_value(f"{where}.function", f"there is no field {unknown[0]!r:.80}")
         name, description = function.get("name"), function.get("description") or ""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _bad(f"{where}.function.name", "must be 1 to 64 letters, digits, dots, _ or -")
+            raise invalid_value(f"{where}.function.name", "must be 1 to 64 letters, digits, dots, _ or -")
         if any(tool.name == name for tool in tools):
-            raise _bad(f"{where}.function.name", f"{name!r} is there twice")
+            raise invalid_value(f"{where}.function.name", f"{name!r} is there twice")
         parameters = function.get("parameters")
         parameters = {"type": "object", "properties": {}} if parameters is None else parameters
         if not isinstance(parameters, Mapping):
-            raise _bad(f"{where}.function.parameters", "must be a JSON schema")
+            raise invalid_value(f"{where}.function.parameters", "must be a JSON schema")
         if not isinstance(description, str):
-            raise _bad(f"{where}.function.description", "must be a text")
+            raise invalid_value(f"{where}.function.description", "must be a text")
         tools.append(Tool(name=name, description=description, parameters=parameters,
                           strict=bool(function.get("strict"))))
     return tools
-
-
-def _bad(param: str, what: str) -> RequestError:
-    return RequestError(f"{param}: {what}", param=param, code="invalid_value")
