@@ -95,6 +95,7 @@ class Admission:
         named: set[int] = set()
         for request in chain(list(takewhile(_is_aged, queue)), self._policy.line(view, now)):
             if request.number not in named:
+                assert request.row < 0, "a policy lines up requests that run"
                 named.add(request.number)
                 yield request
 

@@ -87,6 +87,18 @@ def test_deadlines_are_kept_by_steps_below_the_token_target() -> None:
     assert len(first_s) > 45 and not late and KEPT < 1
 
 
+def test_nobody_who_runs_stands_in_line() -> None:
+    """Two fill all rows and the pool; when one gives way in a step that had nobody to line up, the line is
+    not the last one."""
+    engine = Engine(make_policy("slo", Needs(targets=Targets(ttft_s=1.0, tpot_s=1.0), price=price)), rows=2,
+                    num_pages=14)
+    for number in range(2):
+        engine.add(Job(number=number, at=0, prompt=8, output=36))
+    for now in range(100):
+        engine.step(float(now))
+    assert sorted(engine.ended) == [0, 1] and engine.scheduler.load().num_preemptions
+
+
 def test_a_target_below_the_floor_says_the_floor() -> None:
     with pytest.raises(ConfigError, match=r"--tpot 1ms is below the floor: .* 5 ms"):
         make_policy("slo", Needs(targets=Targets(ttft_s=1.0, tpot_s=1e-3), price=price))

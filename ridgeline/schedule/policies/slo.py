@@ -57,7 +57,7 @@ class Slo(Policy):
         self._line: list[Request] = []
 
     def limits(self, view: View, now: float) -> Limits:
-        rows = view.rows
+        rows, self._line = view.rows, []
         prompting = rows.prompting()
         if not prompting.any() and not (view.queue and rows.num_free):
             return Limits(tokens=view.most_tokens)
