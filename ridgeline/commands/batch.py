@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from ridgeline.api.answers import to_json
+from ridgeline.api.errors import as_request_error, error_body
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.parse import parse
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
-from ridgeline.server.answers import to_json
-from ridgeline.server.errors import as_request_error, error_body
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.parse import parse
 from ridgeline.server.start import start
 
 AHEAD = 2  # requests in the engine for each place in its batch

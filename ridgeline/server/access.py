@@ -10,31 +10,19 @@ import hmac
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.api.caller import Caller
+from ridgeline.api.errors import body_at
 from ridgeline.base.errors import ConfigError, RequestError
-from ridgeline.server.errors import body_at
 
 OPEN = frozenset({"/health", "/ready", "/ping"})
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PRIORITY = re.compile("-?[0-9]{1,9}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks. tenant: a name that goes with the API key and does not show it; "" without keys. priority:
-    the key's own, of which no request of it may be sooner; None when it has none. traceparent: the header of
-    W3C's trace context."""
-
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    tenant: str = ""
-    priority: int | None = None
-    traceparent: str = ""
 
 
 class Keys:

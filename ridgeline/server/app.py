@@ -17,20 +17,21 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from ridgeline.api.answers import ModelList, to_json
+from ridgeline.api.caller import Caller
+from ridgeline.api.embeddings import embeddings
+from ridgeline.api.errors import as_request_error, body_at, unsupported
+from ridgeline.api.limits import LIMITS, too_large
+from ridgeline.api.messages import Messages
+from ridgeline.api.metrics import CONTENT_TYPE
+from ridgeline.api.openai import OpenAI, Reply
+from ridgeline.api.responses import Responses
+from ridgeline.api.schema import describe_bodies
+from ridgeline.api.stream import ClientGone, EventStream, until_gone
+from ridgeline.api.tokens import detokenize, tokenize
 from ridgeline.base.errors import EngineDeadError, RequestError
-from ridgeline.server.access import Access, Caller, Keys
-from ridgeline.server.answers import ModelList, to_json
-from ridgeline.server.embeddings import embeddings
-from ridgeline.server.errors import as_request_error, body_at, unsupported
+from ridgeline.server.access import Access, Keys
 from ridgeline.server.health import Health
-from ridgeline.server.limits import LIMITS, too_large
-from ridgeline.server.messages import Messages
-from ridgeline.server.metrics import CONTENT_TYPE
-from ridgeline.server.openai import OpenAI, Reply
-from ridgeline.server.responses import Responses
-from ridgeline.server.schema import describe_bodies
-from ridgeline.server.stream import ClientGone, EventStream, until_gone
-from ridgeline.server.tokens import detokenize, tokenize
 
 _JSON = "application/json"
 RETRY_S = 5.0

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.api.job import Engine
+from ridgeline.api.live import Live
+from ridgeline.api.metrics import EngineValue
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
-from ridgeline.server.job import Engine
-from ridgeline.server.live import Live
-from ridgeline.server.metrics import EngineValue
 
 POLL_S = 0.5
 FRESH_S = 2.0  # how long a scrape waits for an engine that is in the middle of a step

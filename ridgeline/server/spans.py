@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ridgeline.api.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.errors import ConfigError
-from ridgeline.server.clocks import ChoiceTimes, RequestClock
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanProcessor

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.answers import ModelCard
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.frontend.client import STALL_S, EngineClient
@@ -19,9 +22,6 @@ from ridgeline.frontend.tools.thinking import thinks
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.schedule.targets import Targets
-from ridgeline.server.answers import ModelCard
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.served import Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from ridgeline.api.answers import ModelCard
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.files import text_from_gguf
 from ridgeline.frontend.protocol import Logprobs, News
 from ridgeline.frontend.text import TextLayer
-from ridgeline.server.answers import ModelCard
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.served import Served
 from ridgeline.spec.sampling import SamplingParams
 from tests.frontend.vocabularies import byte_level_metadata
 

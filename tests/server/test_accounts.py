@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from ridgeline.api.accounts import Accounts
+from ridgeline.api.caller import Caller
+from ridgeline.api.clocks import RequestClock
+from ridgeline.api.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import RequestError
-from ridgeline.server.access import Caller, Keys
-from ridgeline.server.accounts import Accounts
+from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
-from ridgeline.server.clocks import RequestClock
 from ridgeline.server.health import Health
-from ridgeline.server.metrics import Metrics
 from tests.server.asgi import call
 from tests.server.fake import ACCOUNT, FakeEngine, fake_api
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.stream import Started
 from ridgeline.base.errors import RequestError
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.stream import Started
 from tests.server.fake import fake_api
 
 pytestmark = pytest.mark.anyio

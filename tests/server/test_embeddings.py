@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.api.embeddings import embeddings
 from ridgeline.base.errors import RequestError
-from ridgeline.server.embeddings import embeddings
 from tests.server.fake import fake_api
 from tests.server.process import Server
 

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.api.stream import Started
+from ridgeline.api.types import ChatRequest, CompletionRequest
 from ridgeline.base.errors import RequestError
-from ridgeline.server.stream import Started
-from ridgeline.server.types import ChatRequest, CompletionRequest
 from tests.server.fake import fake_api
 
 SCALARS = st.one_of(

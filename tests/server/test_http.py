@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from ridgeline.api.limits import LIMITS
+from ridgeline.api.openai import OpenAI
 from ridgeline.base.clock import VirtualClock
 from ridgeline.server.access import OPEN, Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
-from ridgeline.server.limits import LIMITS
-from ridgeline.server.openai import OpenAI
 from tests.server.asgi import call
 from tests.server.fake import FakeEngine, fake_api
 

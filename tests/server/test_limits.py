@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from ridgeline.api.limits import LIMITS, check_depth, nesting
 from ridgeline.base.errors import RequestError
-from ridgeline.server.limits import LIMITS, check_depth, nesting
 
 
 @pytest.mark.parametrize(

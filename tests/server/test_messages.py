@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ridgeline.api.messages import Messages
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.stream import Started
 from ridgeline.base.errors import RequestError
-from ridgeline.server.messages import Messages
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.stream import Started
 from tests.server.fake import FakeEngine, fake_api
 
 pytestmark = pytest.mark.anyio

@@ -7,12 +7,12 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.api.clocks import RequestClock
+from ridgeline.api.metrics import TTFT_PARTS, Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News
-from ridgeline.server.clocks import RequestClock
 from ridgeline.server.health import Health
-from ridgeline.server.metrics import TTFT_PARTS, Metrics
 
 ENGINE = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25}
 DRAFTS = {"num_draft_tokens": 8, "num_accepted_tokens": 5, "num_verified": {"1": 2, "2": 0, "3": 2}}

@@ -9,11 +9,11 @@ import jsonschema
 import openai
 import pytest
 
+from ridgeline.api.caller import Caller
+from ridgeline.api.responses import Responses
+from ridgeline.api.responses_store import ResponseStore, Stored
+from ridgeline.api.stream import Started
 from ridgeline.base.errors import RequestError
-from ridgeline.server.access import Caller
-from ridgeline.server.responses import Responses
-from ridgeline.server.responses_store import ResponseStore, Stored
-from ridgeline.server.stream import Started
 from tests.server.fake import fake_api
 from tests.server.process import Server
 from tests.server.test_messages import CALL, thinking_api

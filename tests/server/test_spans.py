@@ -8,12 +8,12 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from ridgeline.api.metrics import TTFT_PARTS
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import ConfigError
 from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
-from ridgeline.server.metrics import TTFT_PARTS
 from ridgeline.server.spans import Spans, otlp
 from tests.server.asgi import call
 from tests.server.fake import fake_api
@@ -60,6 +60,6 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_imported_unless_asked_for() -> None:
-    code = ("import sys, ridgeline.server.serve, ridgeline.server.openai\n"
+    code = ("import sys, ridgeline.server.serve, ridgeline.api.openai\n"
             "assert 'opentelemetry.sdk' not in sys.modules")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from ridgeline.api.clocks import ChoiceTimes, RequestClock
+from ridgeline.api.live import Live
+from ridgeline.api.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.schedule.targets import Targets
 from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
-from ridgeline.server.clocks import ChoiceTimes, RequestClock
 from ridgeline.server.health import Health
-from ridgeline.server.live import Live
-from ridgeline.server.metrics import Metrics
 from ridgeline.web.app import labs_routes, live_routes
 from tests.server.fake import fake_api
 from tests.server.test_live import _stats

@@ -7,9 +7,9 @@ Kept in memory, oldest forgotten first. Knows no HTTP.
 from collections import OrderedDict
 from typing import Any
 
+from ridgeline.api.caller import Caller
+from ridgeline.api.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.errors import RequestError
-from ridgeline.server.access import Caller
-from ridgeline.server.clocks import ChoiceTimes, RequestClock
 
 MOST_REQUESTS, MOST_CHOICES = 4096, 16384
 

@@ -6,14 +6,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ridgeline.api.answers import to_json
+from ridgeline.api.caller import Caller
+from ridgeline.api.errors import renamed, unsupported
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.parse import parse
+from ridgeline.api.prompts import completion_prompts
+from ridgeline.api.types import Strict
 from ridgeline.base.errors import RequestError
-from ridgeline.server.access import Caller
-from ridgeline.server.answers import to_json
-from ridgeline.server.errors import renamed, unsupported
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.parse import parse
-from ridgeline.server.prompts import completion_prompts
-from ridgeline.server.types import Strict
 from ridgeline.spec.sampling import SamplingParams
 
 

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ridgeline.api.answers import to_json
+from ridgeline.api.form import Form
+from ridgeline.api.job import Job
+from ridgeline.api.openai import Asked
+from ridgeline.api.responses_types import Format, ResponseAnswer, ResponsesRequest, TextConfig
+from ridgeline.api.stream import event
+from ridgeline.api.types import FunctionCall, Message, ToolCall
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.tools.parts import AnswerReader, Part, PartNews, PartReader
 from ridgeline.frontend.tools.thinking import Tags
-from ridgeline.server.answers import to_json
-from ridgeline.server.form import Form
-from ridgeline.server.job import Job
-from ridgeline.server.openai import Asked
-from ridgeline.server.responses_types import Format, ResponseAnswer, ResponsesRequest, TextConfig
-from ridgeline.server.stream import event
-from ridgeline.server.types import FunctionCall, Message, ToolCall
 
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
 _PREFIXES = {"thought": "rs_", "text": "msg_", "call": "fc_"}

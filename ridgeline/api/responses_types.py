@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ridgeline.server.limits import LIMITS
-from ridgeline.server.types import Probability, Strict
+from ridgeline.api.limits import LIMITS
+from ridgeline.api.types import Probability, Strict
 
 Nothing = Annotated[list[Any], Meta(max_length=0)]
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from ridgeline.server.answers import (
+from ridgeline.api.answers import (
     ChatCompletion,
     Completion,
     DetokenizeAnswer,
@@ -14,11 +14,11 @@ from ridgeline.server.answers import (
     ModelList,
     TokenizeAnswer,
 )
-from ridgeline.server.embeddings import EmbeddingsAnswer, EmbeddingsRequest
-from ridgeline.server.errors import ErrorBody
-from ridgeline.server.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
-from ridgeline.server.responses_types import ResponseAnswer, ResponsesRequest
-from ridgeline.server.types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ridgeline.api.embeddings import EmbeddingsAnswer, EmbeddingsRequest
+from ridgeline.api.errors import ErrorBody
+from ridgeline.api.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
+from ridgeline.api.responses_types import ResponseAnswer, ResponsesRequest
+from ridgeline.api.types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, tuple[Any, Any]] = {
     "/v1/completions": (CompletionRequest, Completion),

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
+from ridgeline.api.errors import unsupported
+from ridgeline.api.types import Generate, StructuredOutputs
 from ridgeline.base.errors import invalid_value
 from ridgeline.frontend import structure
-from ridgeline.server.errors import unsupported
-from ridgeline.server.types import Generate, StructuredOutputs
 
 _FORMATS = ("text", "json_object", "json_schema")
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from msgspec import UNSET, UnsetType
 
+from ridgeline.api.answers import CachedTokens, Usage, to_json
+from ridgeline.api.errors import error_body
+from ridgeline.api.job import Job
+from ridgeline.api.stream import DONE, event
+from ridgeline.api.types import StreamOptions
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
-from ridgeline.server.answers import CachedTokens, Usage, to_json
-from ridgeline.server.errors import error_body
-from ridgeline.server.job import Job
-from ridgeline.server.stream import DONE, event
-from ridgeline.server.types import StreamOptions
 
 ChunkUsage = Usage | UnsetType | None
 

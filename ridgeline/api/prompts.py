@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.api.limits import LIMITS
+from ridgeline.api.served import Served
+from ridgeline.api.types import Message
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.call import Tool
-from ridgeline.server.limits import LIMITS
-from ridgeline.server.served import Served
-from ridgeline.server.types import Message
 
 _LONG_CHARS = 4096  # a text above this takes a millisecond or more to tokenize
 

@@ -4,12 +4,12 @@ from functools import partial
 
 from msgspec import UNSET
 
+from ridgeline.api.answers import DetokenizeAnswer, TokenizeAnswer, to_json
+from ridgeline.api.openai import OpenAI
+from ridgeline.api.parse import parse
+from ridgeline.api.prompts import beside, chat_prompt, check_token_ids
+from ridgeline.api.types import DetokenizeRequest, TokenizeRequest
 from ridgeline.base.errors import RequestError
-from ridgeline.server.answers import DetokenizeAnswer, TokenizeAnswer, to_json
-from ridgeline.server.openai import OpenAI
-from ridgeline.server.parse import parse
-from ridgeline.server.prompts import beside, chat_prompt, check_token_ids
-from ridgeline.server.types import DetokenizeRequest, TokenizeRequest
 
 
 async def tokenize(api: OpenAI, body: bytes) -> bytes:

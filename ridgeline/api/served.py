@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ridgeline.api.answers import ModelCard
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.formats import HERMES, CallFormat
-from ridgeline.server.answers import ModelCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

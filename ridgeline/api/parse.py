@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ridgeline.api.limits import check_depth
 from ridgeline.base.errors import RequestError
-from ridgeline.server.limits import check_depth
 
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")

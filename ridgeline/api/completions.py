@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
+from ridgeline.api.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, to_json
+from ridgeline.api.form import ChunkForm, ChunkUsage
+from ridgeline.api.job import Job
+from ridgeline.api.logprobs import completion_logprobs, first_token, prompt_entries, prompt_logprobs
+from ridgeline.api.prompts import Prompt
+from ridgeline.api.types import CompletionRequest
 from ridgeline.frontend.generation import Delta, LogprobEntry
 from ridgeline.frontend.tokenizer import Tokenizer
-from ridgeline.server.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, to_json
-from ridgeline.server.form import ChunkForm, ChunkUsage
-from ridgeline.server.job import Job
-from ridgeline.server.logprobs import completion_logprobs, first_token, prompt_entries, prompt_logprobs
-from ridgeline.server.prompts import Prompt
-from ridgeline.server.types import CompletionRequest
 
 
 class CompletionForm(ChunkForm):

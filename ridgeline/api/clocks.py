@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ridgeline.api.caller import Caller
+from ridgeline.api.metrics import Metrics
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News
-from ridgeline.server.access import Caller
-from ridgeline.server.metrics import Metrics
 
 
 @dataclass(slots=True, kw_only=True)

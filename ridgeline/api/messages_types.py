@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ridgeline.server.limits import LIMITS
-from ridgeline.server.types import Count, Probability, Strict
+from ridgeline.api.limits import LIMITS
+from ridgeline.api.types import Count, Probability, Strict
 
 
 class CacheControl(Strict, kw_only=True):

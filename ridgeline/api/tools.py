@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
+from ridgeline.api.answers import CallFunction, ToolCallAnswer
+from ridgeline.api.served import Served
+from ridgeline.api.types import ChatRequest
 from ridgeline.base.errors import invalid_value
 from ridgeline.frontend.tools.call import Event, Tool, read_tools
 from ridgeline.frontend.tools.formats import CallFormat
 from ridgeline.frontend.tools.grammar import AUTO, REQUIRED, call_grammar
 from ridgeline.frontend.tools.parts import AnswerReader
-from ridgeline.server.answers import CallFunction, ToolCallAnswer
-from ridgeline.server.served import Served
-from ridgeline.server.types import ChatRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.api.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.clock import Clock
 from ridgeline.base.stats import percentiles
 from ridgeline.schedule.targets import NO_TARGETS, Targets
-from ridgeline.server.clocks import ChoiceTimes, RequestClock
 
 WINDOW_S = 60.0
 SAMPLE_S, MOST_SAMPLES = 1.0, 600

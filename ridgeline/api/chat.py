@@ -2,8 +2,7 @@
 
 from msgspec import UNSET
 
-from ridgeline.frontend.generation import Delta
-from ridgeline.server.answers import (
+from ridgeline.api.answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -12,11 +11,12 @@ from ridgeline.server.answers import (
     ChatDelta,
     to_json,
 )
-from ridgeline.server.form import ChunkForm, ChunkUsage
-from ridgeline.server.job import Job
-from ridgeline.server.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
-from ridgeline.server.tools import ChoiceReader, Told, ToolUse
-from ridgeline.server.types import ChatRequest
+from ridgeline.api.form import ChunkForm, ChunkUsage
+from ridgeline.api.job import Job
+from ridgeline.api.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
+from ridgeline.api.tools import ChoiceReader, Told, ToolUse
+from ridgeline.api.types import ChatRequest
+from ridgeline.frontend.generation import Delta
 
 
 class ChatForm(ChunkForm):

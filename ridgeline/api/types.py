@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ridgeline.server.limits import LIMITS
+from ridgeline.api.limits import LIMITS
 
 _INT63 = 2**63
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]

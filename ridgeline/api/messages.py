@@ -6,15 +6,13 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 import json
 from collections.abc import Sequence
 
-from ridgeline.base.errors import RequestError, invalid_value
-from ridgeline.frontend.tools.thinking import Tags
-from ridgeline.server.access import Caller
-from ridgeline.server.answers import to_json
-from ridgeline.server.errors import renamed, unsupported
-from ridgeline.server.form import Form
-from ridgeline.server.job import Job
-from ridgeline.server.messages_form import MessagesForm
-from ridgeline.server.messages_types import (
+from ridgeline.api.answers import to_json
+from ridgeline.api.caller import Caller
+from ridgeline.api.errors import renamed, unsupported
+from ridgeline.api.form import Form
+from ridgeline.api.job import Job
+from ridgeline.api.messages_form import MessagesForm
+from ridgeline.api.messages_types import (
     Asking,
     CountAnswer,
     CountRequest,
@@ -26,9 +24,11 @@ from ridgeline.server.messages_types import (
     ToolUseBlock,
     Turn,
 )
-from ridgeline.server.openai import Asked, OpenAI, Reply
-from ridgeline.server.parse import parse
-from ridgeline.server.types import ChatRequest, FunctionCall, Message, ToolCall
+from ridgeline.api.openai import Asked, OpenAI, Reply
+from ridgeline.api.parse import parse
+from ridgeline.api.types import ChatRequest, FunctionCall, Message, ToolCall
+from ridgeline.base.errors import RequestError, invalid_value
+from ridgeline.frontend.tools.thinking import Tags
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES = {  # a chat's field: what it is called here

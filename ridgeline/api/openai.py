@@ -9,29 +9,29 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ridgeline.api.accounts import Accounts
+from ridgeline.api.admission import Admission
+from ridgeline.api.caller import Caller
+from ridgeline.api.chat import ChatForm
+from ridgeline.api.clocks import ChoiceTimes, RequestClock
+from ridgeline.api.completions import CompletionForm
+from ridgeline.api.errors import as_request_error, unsupported
+from ridgeline.api.form import Form
+from ridgeline.api.job import Engine, Job, Piece
+from ridgeline.api.live import Live
+from ridgeline.api.metrics import Metrics
+from ridgeline.api.params import chat_params, completion_params
+from ridgeline.api.parse import parse
+from ridgeline.api.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
+from ridgeline.api.served import Served
+from ridgeline.api.stream import Started
+from ridgeline.api.structured import grammar_of
+from ridgeline.api.tools import ToolUse, tool_use
+from ridgeline.api.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.tools.thinking import Tags, after_thought, is_open, need_tags
 from ridgeline.schedule.targets import NO_TARGETS, Targets
-from ridgeline.server.access import Caller
-from ridgeline.server.accounts import Accounts
-from ridgeline.server.admission import Admission
-from ridgeline.server.chat import ChatForm
-from ridgeline.server.clocks import ChoiceTimes, RequestClock
-from ridgeline.server.completions import CompletionForm
-from ridgeline.server.errors import as_request_error, unsupported
-from ridgeline.server.form import Form
-from ridgeline.server.job import Engine, Job, Piece
-from ridgeline.server.live import Live
-from ridgeline.server.metrics import Metrics
-from ridgeline.server.params import chat_params, completion_params
-from ridgeline.server.parse import parse
-from ridgeline.server.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
-from ridgeline.server.served import Served
-from ridgeline.server.stream import Started
-from ridgeline.server.structured import grammar_of
-from ridgeline.server.tools import ToolUse, tool_use
-from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.spec.sampling import SamplingParams
 
 _LOG = logging.getLogger("ridgeline.server")

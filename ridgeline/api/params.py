@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.api.errors import unsupported
+from ridgeline.api.limits import LIMITS
+from ridgeline.api.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.base.errors import invalid_value
 from ridgeline.frontend.params import check_sampling
-from ridgeline.server.errors import unsupported
-from ridgeline.server.limits import LIMITS
-from ridgeline.server.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.spec.sampling import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16

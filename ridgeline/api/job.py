@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ridgeline.api.clocks import RequestClock
+from ridgeline.api.prompts import Prompt
 from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.frontend.generation import Choice, Delta, Generation, LogprobEntry
 from ridgeline.frontend.protocol import News
 from ridgeline.frontend.tokenizer import Tokenizer
-from ridgeline.server.clocks import RequestClock
-from ridgeline.server.prompts import Prompt
 from ridgeline.spec.sampling import SamplingParams
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ridgeline.api.types import Message
 from ridgeline.base.errors import RequestError
-from ridgeline.server.types import Message
 
 MOST_BYTES, MOST_RESPONSES = 64 * 2**20, 4096
 

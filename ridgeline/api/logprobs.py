@@ -5,10 +5,7 @@ Every number is finite: what the model rules out has FLOOR.
 
 from collections.abc import Iterable, Sequence
 
-from ridgeline.frontend.generation import LogprobEntry, TokenLogprob, describe
-from ridgeline.frontend.protocol import Logprobs
-from ridgeline.frontend.tokenizer import Tokenizer
-from ridgeline.server.answers import (
+from ridgeline.api.answers import (
     ChatLogprob,
     ChatLogprobs,
     CompletionLogprobs,
@@ -16,6 +13,9 @@ from ridgeline.server.answers import (
     PromptLogprobs,
     TopLogprob,
 )
+from ridgeline.frontend.generation import LogprobEntry, TokenLogprob, describe
+from ridgeline.frontend.protocol import Logprobs
+from ridgeline.frontend.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 

@@ -6,17 +6,16 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from ridgeline.base.errors import RequestError, invalid_value
-from ridgeline.server.access import Caller
-from ridgeline.server.answers import to_json
-from ridgeline.server.errors import renamed, unsupported
-from ridgeline.server.form import Form
-from ridgeline.server.job import Job
-from ridgeline.server.openai import Asked, OpenAI, Reply
-from ridgeline.server.parse import parse
-from ridgeline.server.responses_form import ResponsesForm
-from ridgeline.server.responses_store import ResponseStore, Stored
-from ridgeline.server.responses_types import (
+from ridgeline.api.answers import to_json
+from ridgeline.api.caller import Caller
+from ridgeline.api.errors import renamed, unsupported
+from ridgeline.api.form import Form
+from ridgeline.api.job import Job
+from ridgeline.api.openai import Asked, OpenAI, Reply
+from ridgeline.api.parse import parse
+from ridgeline.api.responses_form import ResponsesForm
+from ridgeline.api.responses_store import ResponseStore, Stored
+from ridgeline.api.responses_types import (
     DeletedResponse,
     Format,
     Item,
@@ -24,7 +23,8 @@ from ridgeline.server.responses_types import (
     ResponsesRequest,
     TextPart,
 )
-from ridgeline.server.types import ChatRequest, FunctionCall, Message, ToolCall
+from ridgeline.api.types import ChatRequest, FunctionCall, Message, ToolCall
+from ridgeline.base.errors import RequestError, invalid_value
 
 _NAMES = {  # a chat's field: what it is called here
     ".function": "", "response_format": "text.format", "max_completion_tokens": "max_output_tokens",

@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.api.answers import to_json
+from ridgeline.api.errors import anthropic_body
+from ridgeline.api.form import Form
+from ridgeline.api.job import Job
+from ridgeline.api.messages_types import AnswerBlock, MessageAnswer, MessageUsage
+from ridgeline.api.openai import Asked
+from ridgeline.api.stream import event
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.tools.parts import AnswerReader, Part, PartNews, PartReader
-from ridgeline.server.answers import to_json
-from ridgeline.server.errors import anthropic_body
-from ridgeline.server.form import Form
-from ridgeline.server.job import Job
-from ridgeline.server.messages_types import AnswerBlock, MessageAnswer, MessageUsage
-from ridgeline.server.openai import Asked
-from ridgeline.server.stream import event
 
 _DELTAS = {"thought": ("thinking_delta", "thinking"), "text": ("text_delta", "text"),
            "call": ("input_json_delta", "partial_json")}  # fmt: skip
