@@ -27,7 +27,8 @@ class EngineConfig:
     same vocabulary) drafts tokens that a step then verifies; speculate_max: of a sequence in a step. cache:
     False runs the naive quadratic path that recomputes everything at each step (the slow twin). ttft_s,
     tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that are
-    certain to miss the first.
+    certain to miss the first. jump_ahead: False takes a step for each token even where a grammar leaves no
+    choice (the slow twin).
     """
 
     model: str | None = None
@@ -54,6 +55,7 @@ class EngineConfig:
     overload: str = "queue"
     speculate: str | None = None
     speculate_max: int = 4
+    jump_ahead: bool = True
     threads: int | None = None
     seed: int = 0
     trace_file: str | None = None

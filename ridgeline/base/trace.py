@@ -19,16 +19,17 @@ class StepRecord:
     """One finished step.
 
     num_decodes: rows with one known token that sample; num_chunks: the other rows, prefill_tokens theirs.
-    num_drafts: tokens that decodes verify besides; num_new: tokens that came of the step. num_sampled:
-    projected positions. context_tokens: keys read, each row's once, under full attention. running, waiting:
-    requests after the plan. used_pages, free_pages: of the arena after the plan.
-    num_preemptions: made by this plan. num_failed: rows that ended with an error. begun_s: handed to the
-    executor; started_s, finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s:
-    what it was expected to take, by the executor or by measured steps (None: nobody could say); measured_s:
-    what it took; floor_s: the roofline's price (None without one). experts_read: distinct experts whose
-    weights the step read, summed over the layers that are mixtures, and how many were expected.
-    prefill_share: of the step's time, what its chunks add to its decodes by the floor: 0 for decodes alone, 1
-    for chunks alone. digest: names its plan (`schedule.records.digest_of`), 0 where it is not recorded.
+    num_drafts: tokens that decodes verify besides; num_new: tokens that came of the step; num_forced: that
+    grammars made known behind them. num_sampled: projected positions. context_tokens: keys read, each row's
+    once, under full attention. running, waiting: requests after the plan. used_pages, free_pages: of the
+    arena after the plan. num_preemptions: made by this plan. num_failed: rows that ended with an error.
+    begun_s: handed to the executor; started_s, finished_s: the executor's own; plan_s, commit_s: the
+    scheduler's seconds. planned_s: what it was expected to take, by the executor or by measured steps (None:
+    nobody could say); measured_s: what it took; floor_s: the roofline's price (None without one).
+    experts_read: distinct experts whose weights the step read, summed over the layers that are mixtures, and
+    how many were expected. prefill_share: of the step's time, what its chunks add to its decodes by the
+    floor: 0 for decodes alone, 1 for chunks alone. digest: names its plan (`schedule.records.digest_of`), 0
+    where it is not recorded.
     """
 
     step: int
@@ -56,6 +57,7 @@ class StepRecord:
     experts_expected: float = 0.0
     num_drafts: int = 0
     num_new: int = 0
+    num_forced: int = 0
     prefill_share: float = 0.0
     digest: int = 0
 

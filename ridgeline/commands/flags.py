@@ -64,7 +64,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", help="local folder, GGUF file or Hub id; default: SmolLM2-135M-Instruct"
     )
     _add_model_flags(parser.add_argument_group("model"))
-    _add_memory_flags(parser.add_argument_group("memory and batching"))
+    memory = parser.add_argument_group("memory and batching")
+    _add_memory_flags(memory)
+    _add_ahead_flags(memory)
     _add_target_flags(parser.add_argument_group("latency targets"))
     _add_machine_flags(parser.add_argument_group("machine"))
 
@@ -146,6 +148,9 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
         metavar="NAME[:SETTING]",
         help="who runs when: fcfs, static, prefill, chunked:N, slo, priority, fair, shortest or reuse (fcfs)",
     )
+
+
+def _add_ahead_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--speculate",
         metavar="ngram|draft:MODEL",
@@ -153,6 +158,12 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--speculate-max", type=count, default=4, metavar="N", help="most drafts of a sequence in a step (4)"
+    )
+    group.add_argument(
+        "--no-jump-ahead",
+        dest="jump_ahead",
+        action="store_false",
+        help="a step for each token, also where a grammar leaves no choice: a slow twin for comparison",
     )
 
 

@@ -232,7 +232,8 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Gra
 
     spec = checkpoint.spec
     return Grammars(
-        vocabulary, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids, threads=threads
+        vocabulary, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids, threads=threads,
+        jump_ahead=config.jump_ahead,
     )
 
 

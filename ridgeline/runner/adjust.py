@@ -96,14 +96,30 @@ class Adjustments:
                 self._widen(row.uncounted + 1)
                 self._text_CL[row.place, row.uncounted] = tokens_S[i]
 
+    def extend(self, number: int, position: int, tokens: list[int]) -> None:
+        """A row's text goes on with output tokens from a position on that were not sampled here."""
+        row = self._rows.get(number)
+        if row is None or row.place < 0:
+            return
+        self._count(row, position)
+        self._widen(position + len(tokens))
+        ids_L = torch.tensor(tokens, dtype=torch.long, device=self._device)
+        self._text_CL[row.place, position : position + len(tokens)] = ids_L
+        self._counts_CV[row.place] += torch.bincount(ids_L, minlength=self._counts_CV.shape[1]).int()
+
+    def _count(self, row: _Row, position: int) -> None:
+        """The last token sampled counts for positions behind it."""
+        if 0 <= row.uncounted < position:
+            last_1 = self._text_CL[row.place, row.uncounted : row.uncounted + 1]
+            self._counts_CV[row.place, last_1] += 1
+            row.uncounted = -1
+
     def _penalize(self, logits_V: Tensor, row: _Row, position: int) -> None:
         """In place. Repetition over prompt and output (Keskar et al. 2019, CTRL, section 4.1); presence and
         frequency over the output, as in OpenAI's API. A token that occurs twice is written twice, with the
         same value."""
+        self._count(row, position)
         counts_V = self._counts_CV[row.place]
-        if 0 <= row.uncounted < position:
-            counts_V[self._text_CL[row.place, row.uncounted : row.uncounted + 1]] += 1
-            row.uncounted = -1
         ids_L = self._text_CL[row.place, :position]
         logits_L, counts_L = logits_V[ids_L], counts_V[ids_L]
         logits_L = torch.where(logits_L > 0, logits_L / row.repetition, logits_L * row.repetition)

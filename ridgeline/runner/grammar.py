@@ -3,13 +3,17 @@
 Owns the matchers and what of them is compiled. A grammar is compiled once, by whoever lets the request in, in
 a thread of its choice (`Grammars.compile`); a row gets a copy. Knows no schema: see frontend/structure.py.
 
+Where only one text can follow, the row says it in the tokens in which the vocabulary's own tokenizer spells
+the whole of it, so far as nothing behind can change that: a run. Whether the tokens of a run are taken at
+once (jump-ahead) or by a step each, they are the same.
+
 Legend: N positions that are sampled under a grammar, W words of 32 bits, S sampled positions, V vocabulary.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -24,6 +28,7 @@ from ridgeline.schedule.plan import SAMPLE_NONE, RowStart, StepPlan
 
 FORBIDDEN = -1e30  # a logit that no other reaches; finite, so that a row of them does not count as broken
 MOST_COMPILED = 256
+LEAST_FORCED = 2  # tokens: a single one is sampled by a step that is planned already
 
 
 class Vocabulary(Protocol):
@@ -53,6 +58,28 @@ class _Words:
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._vocabulary.encode(text, add_special=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """A row's matcher, after the tokens that are known. run: what of a run is still to come."""
+
+    matcher: LLMatcher
+    grammar: str
+    jumps: bool
+    run: list[int] = field(default_factory=list)
+
+    def take(self, tokens: Sequence[int]) -> bool:
+        """The row took these tokens; False when its grammar cannot go on. Behind a text that only the end can
+        follow, that is what came."""
+        for token in tokens:
+            if self.matcher.is_stopped() and not self.matcher.is_error():
+                break
+            if not self.matcher.consume_token(token):
+                return False
+            behind = self.run[1:] if self.run[:1] == [token] else []
+            self.run = behind or self.matcher.compute_ff_tokens()
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +115,21 @@ class Masks:
 class Grammars:
     """The matchers of all runner rows.
 
-    vocabulary: asked once, when the first grammar comes. threads: that fill masks.
+    vocabulary: asked once, when the first grammar comes. threads: that fill masks. jump_ahead: tokens that
+    are forced need no step each.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int, eos_token_ids: Sequence[int],
-                 threads: int) -> None:
+                 threads: int, jump_ahead: bool = True) -> None:
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._rows: dict[int, LLMatcher] = {}
-        self._grammar_of: dict[int, str] = {}
+        self._jump_ahead = jump_ahead
+        self._rows: dict[int, _Row] = {}
+        self._known: dict[int, int] = {}  # of rows that jumped in the last step: the next position
         self._executor = LLExecutor(threads)
         self._worker = ThreadPoolExecutor(1, "grammar")
 
@@ -132,24 +161,36 @@ class Grammars:
     def start(self, start: RowStart) -> None:
         """A request takes a row (again after a preemption, with what is known of its text by then)."""
         self._rows.pop(start.row, None)
-        if start.params.grammar is not None:
-            matcher = self._rows[start.row] = self.compile(start.params.grammar).deep_copy()
-            matcher.consume_tokens(start.output.tolist())
-            self._grammar_of[start.row] = start.params.grammar
+        self._known.pop(start.row, None)
+        if (grammar := start.params.grammar) is not None:
+            matcher = self.compile(grammar).deep_copy()
+            jumps = self._jump_ahead and start.params.logprobs is None  # which are had by sampling alone
+            row = self._rows[start.row] = _Row(
+                matcher=matcher, grammar=grammar, jumps=jumps, run=matcher.compute_ff_tokens())
+            row.take(start.output.tolist())
+
+    def without_known(self, plan: StepPlan) -> StepPlan:
+        """The plan without sampling what was forced since it was made."""
+        if not self._known:
+            return plan
+        known = np.array([self._known.get(row, 0) for row in plan.row.tolist()])
+        self._known.clear()
+        is_known = plan.start + plan.count < known
+        return replace(plan, sample=np.where(is_known, np.uint8(SAMPLE_NONE), plan.sample))
 
     def masks(self, plan: StepPlan) -> Masks | None:
         """Begin to fill the masks of the rows that sample; None when none of them has a grammar."""
         if not self._rows:
             return None
-        asked: list[tuple[LLMatcher, int, list[int]]] = []
+        asked: list[tuple[_Row, int, list[int]]] = []
         first: dict[int, int] = {}
         ends, total = plan.count.cumsum(), 0
         for place in np.flatnonzero(plan.sample != SAMPLE_NONE).tolist():
-            matcher = self._rows.get(int(plan.row[place]))
-            if matcher is None:
+            row = self._rows.get(int(plan.row[place]))
+            if row is None:
                 continue
             drafts = plan.tokens[ends[place] - plan.draft[place]: ends[place]].tolist()
-            asked.append((matcher, total, drafts))
+            asked.append((row, total, drafts))
             first[place] = total
             total += 1 + len(drafts)
         if not asked:
@@ -157,28 +198,42 @@ class Grammars:
         bits_NW = np.zeros((total, -(-self._vocab_size // 32)), np.int32)
         return Masks(bits_NW=bits_NW, first=first, filled=self._worker.submit(self._fill, asked, bits_NW))
 
-    def _fill(self, asked: Sequence[tuple[LLMatcher, int, list[int]]], bits_NW: NDArray[np.int32]) -> None:
-        """The masks of each matcher from its place on, one more for each of its drafts."""
+    def _fill(self, asked: Sequence[tuple[_Row, int, list[int]]], bits_NW: NDArray[np.int32]) -> None:
+        """The masks of each row from its place on, one more for each of its drafts."""
         target = bits_NW.ctypes.data, bits_NW.shape[1] * bits_NW.itemsize, len(bits_NW)
-        if plain := [(matcher, place) for matcher, place, drafts in asked if not drafts]:
+        if plain := [(row.matcher, place) for row, place, drafts in asked if not (drafts or row.run)]:
             self._executor.unsafe_compute_mask_ptr(plain, *target)
-        if drafted := [one for one in asked if one[2]]:
+        if drafted := [(row.matcher, place, drafts) for row, place, drafts in asked if drafts]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
+        for row, place, drafts in asked:
+            for behind, token in enumerate(row.run[: len(drafts) + 1]):
+                bits_NW[place + behind] = 0
+                bits_NW.view(np.uint32)[place + behind, token // 32] = 1 << token % 32
 
-    def accept(self, row: int, tokens: Sequence[int]) -> str | None:
-        """The row took these tokens; why its grammar cannot be followed any further, if so.
-
-        A matcher that has stopped allows the end alone, which may come again in a step that was begun before
-        it was known.
-        """
-        matcher = self._rows.get(row)
-        if matcher is None or (matcher.is_stopped() and not matcher.is_error()):
+    def accept(self, number: int, tokens: Sequence[int]) -> str | None:
+        """The row took these tokens; why its grammar cannot be followed any further, if so. With the end of
+        its text a row has none."""
+        row = self._rows.get(number)
+        if row is None:
             return None
-        if matcher.consume_tokens(list(tokens)):
+        if row.take(tokens):
+            if tokens[-1] in self._eos_token_ids:
+                del self._rows[number]
             return None
         with self._lock:  # whatever broke may be shared with its copies
-            self._compiled.pop(self._grammar_of[row], None)
-        return f"the grammar could not be followed any further: {matcher.get_error()[:300]}"
+            self._compiled.pop(row.grammar, None)
+        return f"the grammar could not be followed any further: {row.matcher.get_error()[:300]}"
+
+    def force(self, number: int, position: int) -> list[int]:
+        """What the row takes without sampling from `position` on, its next; [] where there is a choice."""
+        row, forced = self._rows.get(number), list[int]()
+        while row is not None and row.jumps and len(row.run) >= LEAST_FORCED:
+            forced += row.run
+            if not row.take(row.run):
+                break  # said when a token is accepted
+        if forced:
+            self._known[number] = position + len(forced)
+        return forced
 
     def close(self) -> None:
         """End the thread that fills masks."""

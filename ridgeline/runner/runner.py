@@ -9,7 +9,9 @@ Charter:
   5. A row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not
      finite are reported; nothing is rolled back here, since writing the same keys and values again changes
      nothing, and recurrent states land last.
-  6. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
+  6. What a grammar leaves no choice in is known with the token before it (grammar.py). A step that was
+     planned before computes such a row and does not sample it.
+  7. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
      (speculate/). What the first wrong one and those behind it wrote is overwritten before anybody sees it;
      recurrent states land once it is known how far they go.
 
@@ -60,6 +62,7 @@ class _Outcome:
     ends: Places
     proposals: dict[int, Proposal]
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    forced: dict[int, list[int]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
@@ -87,9 +90,9 @@ class _Outcome:
         tokens = np.array([token for place in sorted(self.tokens) for token in self.tokens[place]], np.int32)
         return StepResult(
             step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.errors,
-            logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled,
-            returned_tickets=plan.copies.ticket, experts_read=self.experts_read, started_s=started_s,
-            finished_s=finished_s, drafting=drafting)
+            forced=self.forced, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled, returned_tickets=plan.copies.ticket, experts_read=self.experts_read,
+            started_s=started_s, finished_s=finished_s, drafting=drafting)
 
 
 class LocalExecutor:
@@ -153,6 +156,8 @@ class LocalExecutor:
         started_s = self._clock.now()
         with torch.inference_mode():
             errors = self._take_news(plan)
+            if self.grammars is not None:
+                plan = self.grammars.without_known(plan)
             proposals: dict[int, Proposal] = {}
             if self._drafter is not None:
                 plan, proposals = self._drafter.fill(plan)
@@ -166,10 +171,10 @@ class LocalExecutor:
             outcome.experts_read = self._model.take_experts_read()
             isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
             if self.grammars is not None:
-                _follow(self.grammars, plan, outcome)
+                self._follow(self.grammars, plan, outcome)
             outcome.land()
             drafting = None if self._drafter is None else \
-                self._drafter.settle(plan, outcome.tokens, proposals)
+                self._drafter.settle(plan, outcome.tokens, outcome.forced, proposals)
         return outcome.result(plan, drafting, started_s, self._clock.now())
 
     def _take_news(self, plan: StepPlan) -> dict[int, str]:
@@ -253,14 +258,17 @@ class LocalExecutor:
             for (place, *_), one in zip(asked, found):
                 outcome.logprobs.setdefault(place, []).append(one)
 
-
-def _follow(grammars: Grammars, plan: StepPlan, outcome: _Outcome) -> None:
-    """The grammars hear of the tokens; a row whose grammar gives up fails."""
-    for place, tokens in list(outcome.tokens.items()):
-        if (error := grammars.accept(int(plan.row[place]), tokens)) is not None:
-            del outcome.tokens[place]
-            outcome.logprobs.pop(place, None)
-            outcome.errors[place] = error
+    def _follow(self, grammars: Grammars, plan: StepPlan, outcome: _Outcome) -> None:
+        """The grammars hear of the tokens and tell what they force; a row whose grammar gives up fails."""
+        for place, tokens in list(outcome.tokens.items()):
+            row, end = int(plan.row[place]), int(plan.start[place] + plan.count[place] - plan.draft[place])
+            if (error := grammars.accept(row, tokens)) is not None:
+                del outcome.tokens[place]
+                outcome.logprobs.pop(place, None)
+                outcome.errors[place] = error
+            elif forced := grammars.force(row, end + len(tokens)):
+                outcome.forced[place] = forced
+                self._sampler.extend(row, end + len(tokens), forced)
 
 
 def _tails(ends: Places, draft: NDArray[np.int32]) -> Places:

@@ -84,6 +84,10 @@ class Sampler:
         self._adjust.record(tokens_S, rows, positions)
         return SampleOut(tokens_S=tokens_S, failed_S=failed_S)
 
+    def extend(self, row: int, position: int, tokens: list[int]) -> None:
+        """The row's text goes on with these, from a position on, without sampling."""
+        self._adjust.extend(row, position, tokens)
+
     def distribution(self, logits_SV: Tensor, rows_S: Tensor, positions_S: Tensor) -> Tensor:
         """What sample() draws from, float64 [S, V]; of rows with a temperature."""
         rows, positions = rows_S.cpu().numpy(), positions_S.cpu().numpy()

@@ -146,7 +146,9 @@ class StepResult:
 
     num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1
     when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
-    the row broke: such a row has num_new 0 and `errors` says why. logprobs and prompt_logprobs: by index into
+    the row broke: such a row has num_new 0 and `errors` says why. forced: by index, tokens that can alone
+    follow the row's new ones; where such a token was known before the step ended, a row that was to sample it
+    takes none. logprobs and prompt_logprobs: by index into
     the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
     order. pooled: by index too, [hidden], of the rows with `pool` whose prompt is whole. returned_tickets:
     copies that have finished; lost_tickets: those that never ran. experts_read: distinct experts whose
@@ -159,6 +161,7 @@ class StepResult:
     tokens: Int
     failed: NDArray[np.uint8]
     errors: dict[int, str] = field(default_factory=dict)
+    forced: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)

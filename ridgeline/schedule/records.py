@@ -87,6 +87,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
         prefill_tokens=plan.num_tokens - plan.num_decodes - plan.num_drafts, num_sampled=plan.num_sampled,
         num_drafts=plan.num_drafts, num_new=len(result.tokens),
+        num_forced=sum(map(len, result.forced.values())),
         context_tokens=int(plan.start.sum()) + plan.num_tokens, running=load.running, waiting=load.waiting,
         used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
         num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),

@@ -26,11 +26,12 @@ class Taker:
         alive = taken.takes & (rows.number == taken.number)
         good = alive & (failed == 0)
         np.copyto(rows.computed, taken.until, where=good)
-        rows.in_flight -= taken.samples & alive
+        rows.in_flight -= taken.samples & alive & (taken.until >= rows.known)  # below: forced meanwhile
         if taken.draft is not None:
             rows.trim(taken, took, good)
         plain = good & ~rows.slow
         quick = plain & (took == 1) & (self._book.stops[token] == 0) & (rows.known < rows.end)
+        quick[plan.row[list(result.forced)]] = False
         outputs = self._take_quick(quick, token, now)
         slow = taken.takes & ~quick & ~(plain & ~taken.samples)
         if np.count_nonzero(slow):
@@ -61,6 +62,7 @@ class Taker:
         book = self._book
         request = book.requests.get(int(plan.request[index]))
         tokens = result.tokens[first:first + int(result.num_new[index])].tolist()
+        tokens += result.forced.get(index, ())
         if request is None:
             book.surplus(None, len(tokens))
             return None
@@ -71,11 +73,14 @@ class Taker:
         if request.row >= 0:
             self._rows.sync(request)
         owed = request.prompt_logprobs_from  # a prompt that is computed again brings them again
-        assert tokens or not plan.sample[index], "a row that samples brings a token or an error"
+        is_known = int(plan.start[index] + plan.count[index]) < len(request.tokens)
+        assert tokens or is_known or not plan.sample[index], "a row that samples brings a token or an error"
         scores = tuple(score for score in result.prompt_logprobs.get(index, ()) if score[0] >= owed)
         if scores:
             request.prompt_logprobs_from = scores[-1][0] + 1
         kept, reason = self._accept(request, tokens, now)
+        if index in result.forced and request.row >= 0:
+            self._rows.in_flight[request.row] = 0  # what a step in flight samples is known by now
         if reason is not None:
             book.finish(request, reason, now)
         if not (kept or scores or reason):

@@ -3,7 +3,7 @@ plans must be those of the record, step by step; and what the ledger says of eac
 took.
 
 Where texts were recorded by blocks alone, tokens are made up anew, equal where the record's blocks are. Not
-replayed: drafts, failed rows, prompt log-probabilities (which limit reuse).
+replayed: drafts, forced tokens, failed rows, prompt log-probabilities (which limit reuse).
 """
 
 from collections import deque
@@ -47,8 +47,8 @@ def read_recorded(path: str | Path) -> Recorded:
         raise ConfigError(f"{path} does not say what a replay needs: record it with --trace-file")
     if [one.number for one in requests] != list(range(len(requests))):
         raise ConfigError(f"{path} was cut off: some requests had not ended")
-    if any(step.num_drafts or step.num_failed for step in steps):
-        raise ConfigError(f"{path} has steps with drafts or failed rows, which are not replayed")
+    if any(step.num_drafts or step.num_forced or step.num_failed for step in steps):
+        raise ConfigError(f"{path} has drafts, forced tokens or failed rows, which are not replayed")
     return Recorded(steps=steps, requests=tuple(requests))
 
 

@@ -16,7 +16,7 @@ ENGINE = {
     "--quantization", "--max-model-len", "--kv-cache-bytes", "--host-kv-bytes",
     "--kv-watermark-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
-    "--speculate", "--speculate-max", "--device", "--ttft", "--tpot", "--overload",
+    "--speculate", "--speculate-max", "--no-jump-ahead", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}

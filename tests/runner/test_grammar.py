@@ -1,6 +1,7 @@
 """Grammars of runner rows: the masks allow exactly what the grammar does, drafts and preemption included."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ class Letters:
         return [PIECES.index(letter.encode()) for letter in text]
 
 
-def grammars() -> Grammars:
-    return Grammars(Letters, vocab_size=VOCAB, eos_token_ids=(END,), threads=1)
+def grammars(*, jump_ahead: bool = True) -> Grammars:
+    return Grammars(Letters, vocab_size=VOCAB, eos_token_ids=(END,), threads=1, jump_ahead=jump_ahead)
 
 
 def start(grammar: str | None, output: list[int], row: int = 0) -> RowStart:
@@ -79,7 +80,7 @@ def test_masks_equal_a_brute_force_walk(pattern: str, picks: list[int]) -> None:
     assert all(re.fullmatch(pattern, word) for word in WORDS[pattern])
     grammar = structure.regex(pattern)
     followed.start(start(grammar, []))
-    text, tokens = b"", []
+    text, tokens = b"", list[int]()
     for pick in picks:
         right, mask = brute(pattern, text), allowed(followed, [[]])[0]
         next_bytes = {PIECES[token][:1] for token in right}
@@ -111,8 +112,9 @@ def test_after_the_end_only_the_end_and_a_wrong_token_is_told() -> None:
     followed.start(start(structure.choice(["ab"]), []))
     assert followed.accept(0, [3]) is None
     assert allowed(followed, [[]])[0] == {END}
-    assert followed.accept(0, [END]) is None and followed.accept(0, [END]) is None
-    assert allowed(followed, [[]])[0] == {END}
+    assert followed.accept(0, [END]) is None
+    assert allowed(followed, [[]])[0] == set(range(VOCAB)), "a text that has ended holds its matcher"
+    assert followed.accept(0, [END]) is None, "the end came again, in a step that was begun before"
     followed.start(start(structure.choice(["ab"]), []))
     reason = followed.accept(0, [6])
     assert reason is not None and "grammar" in reason
@@ -121,3 +123,43 @@ def test_after_the_end_only_the_end_and_a_wrong_token_is_told() -> None:
 def test_a_text_that_is_no_grammar_is_refused_when_it_is_compiled() -> None:
     with pytest.raises(RequestError, match="cannot be followed"):
         grammars().compile("start: nobody")
+
+
+@settings(max_examples=30, deadline=None)
+@given(pattern=st.sampled_from(["(ab|ba)12", "é(a|bb)12é", "a{1,3}é12(aab)?2"]),
+       picks=st.lists(st.integers(0, 9), min_size=12, max_size=12))
+def test_a_run_is_the_same_tokens_taken_at_once_or_one_by_one(pattern: str, picks: list[int]) -> None:
+    """Also where the row begins again in the middle of a run."""
+    grammar, texts = structure.regex(pattern), []
+    for jumps in (True, False):
+        followed, text = grammars(jump_ahead=jumps), list[int]()
+        followed.start(start(grammar, []))
+        while (mask := sorted(allowed(followed, [[]])[0])) != [END]:
+            token = mask[picks[len(text)] % len(mask)]
+            if token == END:
+                break
+            assert followed.accept(0, [token]) is None
+            forced = followed.force(0, len(text) + 2)
+            assert jumps or not forced
+            text += [token, *forced]
+            if not jumps:
+                followed.start(start(grammar, text))
+        texts.append(text)
+    assert texts[0] == texts[1]
+
+
+def test_a_run_is_masked_behind_drafts_and_not_sampled_again_once_it_is_known() -> None:
+    slow, fast = grammars(jump_ahead=False), grammars()
+    for followed in (slow, fast):
+        followed.start(start(structure.regex("(a|b)12é"), []))
+        assert allowed(followed, [[1]])[0] == {1, 2}
+        assert followed.accept(0, [1]) is None
+    assert slow.force(0, 2) == [] and allowed(slow, [[6, 11, 10]]) == [{6}, {11}, {10}, {END}]
+    assert allowed(slow, [[11]])[0] == {6}
+    assert fast.force(0, 2) == [6, 11, 10] and fast.force(0, 5) == []
+    begun = fast.without_known(plan([[]]))
+    assert begun.sample.tolist() == [0], "the step that was planned before samples what is known"
+    assert fast.without_known(plan([[]])).sample.tolist() == [1]
+    asked = start(structure.regex("(a|b)12é"), [])
+    fast.start(replace(asked, params=replace(asked.params, logprobs=1)))
+    assert fast.accept(0, [1]) is None and fast.force(0, 2) == [], "each token's probability is asked for"

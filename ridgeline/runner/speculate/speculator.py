@@ -76,16 +76,16 @@ class Drafter:
         self._seconds = self._clock.now() - begun_s
         return replace(plan, draft=draft, count=own + draft, tokens=np.concatenate(parts)), proposals
 
-    def settle(self, plan: StepPlan, tokens: Mapping[int, list[int]],
+    def settle(self, plan: StepPlan, tokens: Mapping[int, list[int]], forced: Mapping[int, list[int]],
                proposals: Mapping[int, Proposal]) -> Drafting:
-        """The step has brought tokens by place."""
+        """The step has brought tokens by place, and those that can alone follow them."""
         compared, agreed, ready = np.zeros((3, plan.num_rows), np.int32)
         for place, new in tokens.items():
             row = int(plan.row[place])
             drafts = proposals[place].tokens if place in proposals else self._speculator.expected(row)
             compared[place] = len(drafts) if place in proposals else min(len(drafts), len(new))
             agreed[place] = num_agreed(new, drafts)
-            self._texts.append(row, new)
+            self._texts.append(row, [*new, *forced.get(place, ())])
             ready[place] = self._speculator.look(row)
         return Drafting(compared=compared, agreed=agreed, ready=ready, seconds=self._seconds)
 
