@@ -1,6 +1,7 @@
 """`ridgeline serve`."""
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="a key a line and, if it has one, its priority: no request of it is sooner (lower is sooner)",
+        help="keys or digests, each with its limits: TOML, as `ridgeline key new` writes it, or one a line "
+        "with its priority after it",
     )
     group.add_argument(
         "--allowed-origin",
@@ -66,15 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ridgeline.base.config import api_keys
-    from ridgeline.server.access import read_keys
     from ridgeline.server.config import ServerConfig
+    from ridgeline.server.keys import plain, read_keys
     from ridgeline.server.serve import serve
 
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    filed = [] if args.api_key_file is None else read_keys(args.api_key_file)
+    given = [plain(key) for key in (*args.api_key, *api_keys())]
     settings = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=dict.fromkeys((*args.api_key, *api_keys()))
-        | ({} if args.api_key_file is None else read_keys(args.api_key_file)),
+        api_keys=tuple({key.digest: key for key in (*given, *filed)}.values()),
         allowed_origins=tuple(args.allowed_origin),
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,

@@ -23,15 +23,16 @@ from ridgeline.api.embeddings import embeddings
 from ridgeline.api.errors import as_request_error, body_at, unsupported
 from ridgeline.api.limits import LIMITS, too_large
 from ridgeline.api.messages import Messages
-from ridgeline.api.metrics import CONTENT_TYPE
+from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.responses import Responses
 from ridgeline.api.schema import describe_bodies
 from ridgeline.api.stream import ClientGone, EventStream, until_gone
 from ridgeline.api.tokens import detokenize, tokenize
 from ridgeline.base.errors import EngineDeadError, RequestError
-from ridgeline.server.access import Access, Keys
+from ridgeline.server.access import Access
 from ridgeline.server.health import Health
+from ridgeline.server.keys import Keys
 
 _JSON = "application/json"
 RETRY_S = 5.0
@@ -50,7 +51,7 @@ def build_app(
     _add_messages(app, api)
     _add_responses(app, api)
     _add_model(app, api)
-    _add_operation(app, api, health)
+    _add_operation(app, api, health, keys)
     describe_bodies(app)
     app.router.routes.extend(pages)
     trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
@@ -137,7 +138,7 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
         return _json(await detokenize(api, await _body(request)))
 
 
-def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
+def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> None:
     @app.get("/health", tags=["operation"])
     async def get_health() -> Response:
         """200 while the engine makes progress, 503 when it is gone or stuck."""
@@ -158,8 +159,10 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
         """Prometheus text."""
-        gauges = await health.gauges() | {"goodput_requests_per_second": api.live.goodput()}
-        return Response(api.metrics.render(gauges), media_type=CONTENT_TYPE)
+        own: dict[str, EngineValue] = {
+            "goodput_requests_per_second": api.live.goodput(), "requests_limited_total": keys.limited,
+        }  # fmt: skip
+        return Response(api.metrics.render(await health.gauges() | own), media_type=CONTENT_TYPE)
 
     @app.get("/v1/ridgeline/requests/{request_id:path}", tags=["operation"])
     async def account(request: Request, request_id: str) -> Response:

@@ -12,13 +12,16 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from starlette.routing import BaseRoute
 
+from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import url
-from ridgeline.server.access import Keys
+from ridgeline.frontend.tools.thinking import Tags
 from ridgeline.server.app import build_app
 from ridgeline.server.banner import banner
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.health import Health
+from ridgeline.server.keys import Keys
 from ridgeline.server.start import Running
 
 GRACE_S = 5  # for connections to close once their requests have ended
@@ -29,6 +32,7 @@ async def listen(
     running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
 ) -> None:
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
+    _check_thoughts(settings, running.api.served)
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
     app = build_app(running.api, health, keys=keys, origins=origins, pages=pages)
@@ -52,6 +56,14 @@ async def listen(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_thoughts(settings: ServerConfig, served: Served) -> None:
+    """A key's budget that this model would overstep in silence is refused."""
+    capped = any(key.thinking_budget is not None for key in settings.api_keys)
+    if capped and served.thinks and (served.text.tokenizer is None or Tags.of(served.text.tokenizer) is None):
+        raise ConfigError("a key has a thinking_budget, and no token could end this model's thoughts: "
+                          "leave it out")
 
 
 class _Server(uvicorn.Server):

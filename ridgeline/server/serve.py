@@ -1,7 +1,6 @@
 """`ridgeline serve`: one process with HTTP over one engine process."""
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
@@ -28,10 +27,11 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
 
     Raises RidgelineError before anything listens when the address is taken or the model cannot be served.
     """
-    if config.policy != "priority" and any(one is not None for one in settings.api_keys.values()):
+    if config.policy != "priority" and any(
+        key.priority is not None for key in settings.api_keys
+    ):
         raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
     exporter = None if settings.otlp_endpoint is None else otlp(settings.otlp_endpoint)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with bound(settings.host, settings.port) as listener:
         run(_serve(config, settings, pages, listener, exporter))
     return 0

@@ -19,6 +19,8 @@ ENGINE = {
     "--speculate", "--speculate-max", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
+KEY = {"--name", "--priority", "--requests-per-minute", "--tokens-per-minute", "--max-concurrent",
+       "--thinking-budget"}  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {
@@ -58,6 +60,9 @@ FLAGS = {
     },
     "labs": {"--host", "--port"},
     "calibrate": {"--profile", "--device", "--threads"},
+    "key": set(),
+    "key new": KEY,
+    "key hash": KEY,
     "doctor": ENGINE,
     "version": set(),
 }  # fmt: skip
