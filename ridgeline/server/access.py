@@ -49,6 +49,7 @@ class Access:
         extra = [(b"x-request-id", request_id), (b"request-id", request_id), *self._cors(headers)]
         known = self._keys.caller(headers, request_id.decode())
         scope["caller"], quota = known or (None, None)
+        scope["request_id"] = request_id.decode()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -59,7 +60,7 @@ class Access:
             await send_with_headers({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
         elif scope["caller"] is None and not self._is_open(scope["path"]):
-            await _refuse(scope["path"], _no_key(), send_with_headers)
+            await _refuse(scope, _no_key(), send_with_headers)
         elif quota is not None and scope["method"] == "POST" and not scope["path"].endswith("/cancel"):
             await self._counted(quota, scope, receive, send_with_headers)
         else:
@@ -69,7 +70,7 @@ class Access:
         try:
             quota.enter()
         except RequestError as refusal:
-            await _refuse(scope["path"], refusal, send)
+            await _refuse(scope, refusal, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -110,8 +111,10 @@ def _no_key() -> RequestError:
     return RequestError("a valid API key is needed: send the header Authorization: Bearer KEY", status=401)
 
 
-async def _refuse(path: str, error: RequestError, send: Send) -> None:
-    body = msgspec.json.encode(body_at(path, error))
+async def _refuse(scope: Scope, error: RequestError, send: Send) -> None:
+    told = body_at(scope["path"], error)
+    scope["error_code"] = told.error.code
+    body = msgspec.json.encode(told)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -30,8 +30,9 @@ from ridgeline.api.schema import describe_bodies
 from ridgeline.api.stream import ClientGone, EventStream, until_gone
 from ridgeline.api.tokens import detokenize, tokenize
 from ridgeline.base.errors import EngineDeadError, RequestError
-from ridgeline.server.access import Access
+from ridgeline.server.access import OPEN, Access
 from ridgeline.server.health import Health
+from ridgeline.server.journal import Journal
 from ridgeline.server.keys import Keys
 
 _JSON = "application/json"
@@ -40,10 +41,11 @@ _FRESH = {"cache-control": "no-store"}
 
 
 def build_app(
-    api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (), pages: Sequence[BaseRoute] = ()
-) -> ASGIApp:
+    api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (),
+    pages: Sequence[BaseRoute] = (), log_prompts: bool = False,
+) -> ASGIApp:  # fmt: skip
     """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
-    nothing of clients: they, and all below their first segments, are open."""
+    nothing of clients: they, and all below their first segments, are open. log_prompts: of each request."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -55,7 +57,9 @@ def build_app(
     describe_bodies(app)
     app.router.routes.extend(pages)
     trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
-    return Access(app, keys=keys, origins=origins, open_trees=trees)
+    routes = {route.path for route in app.routes if isinstance(route, Route)}
+    access = Access(app, keys=keys, origins=origins, open_trees=trees)
+    return Journal(access, routes=routes, quiet={*OPEN, "/metrics"}, prompts=log_prompts)
 
 
 def _add_generation(app: FastAPI, api: OpenAI) -> None:
@@ -227,7 +231,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     refusal = as_request_error(error)
     if refusal.status in (429, 503):
         headers["retry-after"] = str(ceil(refusal.retry_after_s or RETRY_S))
-    return _json(to_json(body_at(request.url.path, refusal)), refusal.status, headers)
+    told = body_at(request.url.path, refusal)
+    request.scope["error_code"] = told.error.code
+    return _json(to_json(told), refusal.status, headers)
 
 
 def _state(good: bool, text: str) -> Response:

@@ -1,7 +1,9 @@
 """What an operator may set about the server itself; the engine's settings are base.config.EngineConfig."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.server.keys import Key
 
 
@@ -11,7 +13,8 @@ class ServerConfig:
 
     shutdown_s: how long requests may finish after SIGTERM. stall_s: how long work may wait without a finished
     step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
-    own. otlp_endpoint: where spans of requests go; None: nowhere.
+    own. otlp_endpoint: where spans of requests go; None: nowhere. ssl_certfile: of PEM, which turns TLS on;
+    ssl_keyfile: its key, when that is not in the same file. logs: how the server and its engine log.
     """
 
     host: str = "127.0.0.1"
@@ -22,3 +25,6 @@ class ServerConfig:
     shutdown_s: float = 30.0
     stall_s: float = 60.0
     otlp_endpoint: str | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    logs: LogStyle = TEXT

@@ -26,6 +26,7 @@ FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
         "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
+        "--ssl-certfile", "--ssl-keyfile", "--log-format", "--log-prompts",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,
