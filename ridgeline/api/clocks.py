@@ -100,6 +100,7 @@ class PromptClock:
     def _tokens(self, choice: ChoiceTimes, count: int, news: News, now: float) -> None:
         metrics = self._metrics
         metrics.counters["generation_tokens_total"] += count
+        self._request.caller.use.output(count)
         if choice.num_output:
             gap = (now - choice.last_s) / count
             for _ in range(count):
@@ -130,6 +131,7 @@ class PromptClock:
 
     def _finish(self, choice: ChoiceTimes, reason: str, now: float) -> None:
         choice.finish = reason
+        self._request.caller.use.finished.append(reason)
         choice.e2e_s = now - self._request.arrived_s
         self._metrics.choice_ended(reason, choice.e2e_s, choice.num_output, choice.tpot_s)
         self._request.ended(self._request, choice)

@@ -63,6 +63,7 @@ _ENGINE: Mapping[str, tuple[str, str]] = {
     "little_law": ("gauge", "Arrivals a second, seconds inside and number inside, each measured for itself."),
     "requests_late_total": ("counter", "Choices certain to miss the target, by what was done with them."),
     "goodput_requests_per_second": ("gauge", "Choices that met the targets, over the last minute and all."),
+    "requests_limited_total": ("counter", "Requests refused because their API key met a limit, by which."),
     "prefix_cache_queries_total": ("counter", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": ("counter", "Prompt tokens found there."),
     "num_preemptions_total": ("counter", "Requests put back to recompute."),
@@ -88,6 +89,7 @@ _LABELS: Mapping[str, str] = {
     "little_law": "measure",
     "requests_late_total": "overload",
     "goodput_requests_per_second": "window",
+    "requests_limited_total": "limit",
     "spec_decode_num_drafts_total": "drafts",
 }
 TTFT_PARTS = ("tokenise", "queue", "schedule", "prefill", "deliver")

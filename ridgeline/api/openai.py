@@ -102,7 +102,8 @@ class OpenAI:
             params = replace(params, skip_special_tokens=False)
         self._check_served(request, params)
         check_fits(asked.prompt.token_ids, served, "messages")
-        params = replace(params, grammar=_with_thought(params.grammar, request, served, asked.thought))
+        budgets = request.thinking_budget, clock.caller.thinking_budget
+        params = replace(params, grammar=_with_thought(params.grammar, budgets, served, asked.thought))
         job = self.job(
             [asked.prompt], params, clock, priority=request.priority, cache_salt=request.cache_salt
         )
@@ -156,7 +157,8 @@ class OpenAI:
         self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, *,
         priority: int | None = None, cache_salt: str | None = None,
     ) -> Job:  # fmt: skip
-        """Prompts that are about to start."""
+        """Prompts that are about to start. Raises RequestError, status 429, when the key has none left."""
+        clock.caller.use.prompt(sum(len(prompt.token_ids) for prompt in prompts))
         self.accounts.add(clock, len(prompts) * params.n)
         return Job(
             self.engine, self.served.text.tokenizer, prompts, params,
@@ -213,14 +215,17 @@ def _one(structured: str | None, use: ToolUse | None) -> str | None:
 
 
 def _with_thought(
-    grammar: str | None, request: ChatRequest, served: Served, thought: bool | None
+    grammar: str | None, budgets: tuple[int | None, int | None], served: Served, thought: bool | None
 ) -> str | None:
-    """The grammar of an answer with what may come before it. thought: as in Asked."""
-    budget = request.thinking_budget
-    if thought is None or (grammar is None and budget is None):
-        if budget is not None:
+    """The grammar of an answer with what may come before it. budgets: of the request and of its key, of which
+    the smaller holds. thought: as in Asked."""
+    if thought is None:
+        if budgets[0] is not None:
             raise unsupported("thinking_budget", "this model does not think before it answers; leave it out")
         return grammar
+    budget = min((one for one in budgets if one is not None), default=None)
+    if grammar is None and budget is None:
+        return None
     tokenizer = served.text.need_tokenizer("thinking_budget")
     tags = Tags.of(tokenizer) if budget is None else need_tags(tokenizer)
     if tags is None:  # thoughts that no token marks: the answer begins at once

@@ -25,7 +25,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def url(host: str, listener: socket.socket) -> str:
+def url(host: str, listener: socket.socket, scheme: str = "http") -> str:
     """How a browser on this machine reaches a bound socket."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"

@@ -2,9 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.base.logs import FORMATS
 from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds, word
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="a key a line and, if it has one, its priority: no request of it is sooner (lower is sooner)",
+        help="keys or digests, each with its limits: TOML, as `ridgeline key new` writes it, or one a line "
+        "with its priority after it",
     )
     group.add_argument(
         "--allowed-origin",
@@ -60,28 +63,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where OpenTelemetry spans of requests go, as http://localhost:4318 (needs the extra otel)",
     )
+    group.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="a certificate in PEM: HTTPS alone")
+    group.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its key, if not in the same file")
+    group.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="json: an object a line, all of it (text)"
+    )
+    group.add_argument(
+        "--log-prompts", action="store_true",
+        help="bodies of requests, and what exceptions say, in the log too; otherwise neither",
+    )
     add_config_flag(group)
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from ridgeline.base.config import api_keys
-    from ridgeline.server.access import read_keys
+    from ridgeline.base.logs import LogStyle, configure
     from ridgeline.server.config import ServerConfig
+    from ridgeline.server.keys import plain, read_keys
     from ridgeline.server.serve import serve
 
+    logs = LogStyle(format=args.log_format, prompts=args.log_prompts)
+    configure(logs)
+    filed = [] if args.api_key_file is None else read_keys(args.api_key_file)
+    given = [plain(key) for key in (*args.api_key, *api_keys())]
     settings = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=dict.fromkeys((*args.api_key, *api_keys()))
-        | ({} if args.api_key_file is None else read_keys(args.api_key_file)),
+        api_keys=tuple({key.digest: key for key in (*given, *filed)}.values()),
         allowed_origins=tuple(args.allowed_origin),
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,
         stall_s=args.stall_timeout,
         otlp_endpoint=args.otlp_endpoint,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        logs=logs,
     )
-    return serve(engine_config(args), settings, _pages)
+    config = engine_config(args)
+    return serve(config if logs.format == "text" else replace(config, progress=False), settings, _pages)
 
 
 def _pages() -> "Sequence[BaseRoute]":

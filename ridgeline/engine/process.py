@@ -23,6 +23,7 @@ import zmq
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import RidgelineError
+from ridgeline.base.logs import FORMATS, LogStyle, configure
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.service import Service
 from ridgeline.frontend.protocol import Ask, Refused, ToEngine
@@ -40,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--parent-pid", type=int, help="end, and remove the socket's folder, when this process is gone"
     )
+    parser.add_argument("--log-format", choices=FORMATS, default="text")
+    parser.add_argument("--log-prompts", action="store_true", help="what exceptions say, too")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    configure(LogStyle(format=args.log_format, prompts=args.log_prompts))
     config = msgspec.json.decode(args.config_json, type=EngineConfig)
     if args.parent_pid is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent decides

@@ -21,6 +21,7 @@ import zmq.asyncio
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
+from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.frontend.params import to_wire
 from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToClient, ToEngine
 from ridgeline.spec.sampling import SamplingParams
@@ -71,8 +72,10 @@ class EngineClient:
     # ---- life
 
     @classmethod
-    async def start(cls, config: EngineConfig, *, stall_s: float = STALL_S) -> "EngineClient":
-        """Start an engine process and wait until it serves.
+    async def start(
+        cls, config: EngineConfig, *, stall_s: float = STALL_S, logs: LogStyle = TEXT
+    ) -> "EngineClient":
+        """Start an engine process, which logs in the style `logs`, and wait until it serves.
 
         Raises ConfigError with the engine's own words when it cannot start. The process ends with this one,
         however this one ends.
@@ -81,8 +84,9 @@ class EngineClient:
         address = f"ipc://{folder}/engine.sock"
         settings = msgspec.json.encode(config).decode()
         command = ["-m", "ridgeline.engine.process", "--config-json", settings, "--socket", address]
+        command += ["--parent-pid", str(os.getpid()), *logs.words()]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--parent-pid", str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
+            sys.executable, *command, stdin=asyncio.subprocess.DEVNULL
         )
         client = cls(address, stall_s=stall_s)
         client._process, client._folder = process, folder

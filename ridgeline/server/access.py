@@ -1,74 +1,27 @@
-"""The outermost layer: request ids, API keys and cross-origin rules, before any route is looked up. A key
-comes as Authorization: Bearer KEY or, as Anthropic's clients send it, as x-api-key: KEY.
+"""The outermost layer: request ids, API keys and their limits, and cross-origin rules, before any route is
+looked up. A key comes as Authorization: Bearer KEY or, as Anthropic's clients send it, as x-api-key: KEY.
 
 Open without a key: exactly the paths in OPEN, spelled as they are there, and the trees that the app names.
-Everything else needs one, unknown paths too.
+Everything else needs one, unknown paths too. A POST counts for its key's limits from here to the last byte of
+its answer; a cancel is let through.
 """
 
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
+from math import ceil
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.api.caller import Caller
 from ridgeline.api.errors import body_at
-from ridgeline.base.errors import ConfigError, RequestError
+from ridgeline.base.errors import RequestError
+from ridgeline.server.keys import Keys
+from ridgeline.server.quota import Quota
 
 OPEN = frozenset({"/health", "/ready", "/ping"})
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PRIORITY = re.compile("-?[0-9]{1,9}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
-
-
-class Keys:
-    """API keys, kept as digests: some keys, or each with its priority or None. No keys means that every
-    caller is let in."""
-
-    def __init__(self, keys: Iterable[str] | Mapping[str, int | None] = ()) -> None:
-        given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys)
-        self._keys = [(_digest(key.encode()), priority) for key, priority in given.items()]
-
-    def caller(self, headers: Mapping[bytes, bytes], request_id: str) -> Caller | None:
-        """Who holds the key of the Authorization or the x-api-key header, or None; the time taken tells
-        nothing."""
-        trace = headers.get(b"traceparent", b"").decode("latin-1")
-        if not self._keys:
-            return Caller(request_id=request_id, traceparent=trace)
-        written = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
-        scheme, _, token = written.partition(b" ")
-        given = _digest(token.strip())
-        found = [key for key in self._keys if hmac.compare_digest(given, key[0])]
-        if scheme.lower() != b"bearer" or not found:
-            return None
-        digest, priority = found[0]
-        tenant = digest.hex()[:16]
-        return Caller(request_id=request_id, tenant=tenant, priority=priority, traceparent=trace)
-
-
-def read_keys(path: Path) -> dict[str, int | None]:
-    """API keys from a file, with the priority of each or None: a line holds a key and may hold a whole number
-    after it; # begins a comment. ConfigError names the line, and shows no key."""
-    keys: dict[str, int | None] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the API keys cannot be read: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) > 2 or (len(words) == 2 and not _PRIORITY.fullmatch(words[1])) or words[0] in keys:
-            raise ConfigError(
-                f"{path}, line {number}: expected a key, there once, and at most its priority after "
-                "it, a whole number of up to 9 digits (lower is sooner)"
-            )
-        keys[words[0]] = int(words[1]) if len(words) == 2 else None
-    return keys
 
 
 class Access:
@@ -94,7 +47,9 @@ class Access:
         given = headers.get(b"x-request-id", b"")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
         extra = [(b"x-request-id", request_id), (b"request-id", request_id), *self._cors(headers)]
-        scope["caller"] = self._keys.caller(headers, request_id.decode())
+        known = self._keys.caller(headers, request_id.decode())
+        scope["caller"], quota = known or (None, None)
+        scope["request_id"] = request_id.decode()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -105,9 +60,22 @@ class Access:
             await send_with_headers({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
         elif scope["caller"] is None and not self._is_open(scope["path"]):
-            await _refuse(scope["path"], send_with_headers)
+            await _refuse(scope, _no_key(), send_with_headers)
+        elif quota is not None and scope["method"] == "POST" and not scope["path"].endswith("/cancel"):
+            await self._counted(quota, scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
+
+    async def _counted(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            quota.enter()
+        except RequestError as refusal:
+            await _refuse(scope, refusal, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            quota.leave()
 
     def _is_open(self, path: str) -> bool:
         return path in OPEN or path.removeprefix("/").partition("/")[0] in self._open_trees
@@ -139,17 +107,18 @@ class Access:
         return answer
 
 
-async def _refuse(path: str, send: Send) -> None:
-    error = RequestError("a valid API key is needed: send the header Authorization: Bearer KEY", status=401)
-    body = msgspec.json.encode(body_at(path, error))
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
+def _no_key() -> RequestError:
+    return RequestError("a valid API key is needed: send the header Authorization: Bearer KEY", status=401)
+
+
+async def _refuse(scope: Scope, error: RequestError, send: Send) -> None:
+    told = body_at(scope["path"], error)
+    scope["error_code"] = told.error.code
+    body = msgspec.json.encode(told)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(ceil(error.retry_after_s)).encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -23,15 +23,17 @@ from ridgeline.api.embeddings import embeddings
 from ridgeline.api.errors import as_request_error, body_at, unsupported
 from ridgeline.api.limits import LIMITS, too_large
 from ridgeline.api.messages import Messages
-from ridgeline.api.metrics import CONTENT_TYPE
+from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.responses import Responses
 from ridgeline.api.schema import describe_bodies
 from ridgeline.api.stream import ClientGone, EventStream, until_gone
 from ridgeline.api.tokens import detokenize, tokenize
 from ridgeline.base.errors import EngineDeadError, RequestError
-from ridgeline.server.access import Access, Keys
+from ridgeline.server.access import OPEN, Access
 from ridgeline.server.health import Health
+from ridgeline.server.journal import Journal
+from ridgeline.server.keys import Keys
 
 _JSON = "application/json"
 RETRY_S = 5.0
@@ -39,10 +41,11 @@ _FRESH = {"cache-control": "no-store"}
 
 
 def build_app(
-    api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (), pages: Sequence[BaseRoute] = ()
-) -> ASGIApp:
+    api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (),
+    pages: Sequence[BaseRoute] = (), log_prompts: bool = False,
+) -> ASGIApp:  # fmt: skip
     """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
-    nothing of clients: they, and all below their first segments, are open."""
+    nothing of clients: they, and all below their first segments, are open. log_prompts: of each request."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -50,11 +53,13 @@ def build_app(
     _add_messages(app, api)
     _add_responses(app, api)
     _add_model(app, api)
-    _add_operation(app, api, health)
+    _add_operation(app, api, health, keys)
     describe_bodies(app)
     app.router.routes.extend(pages)
     trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
-    return Access(app, keys=keys, origins=origins, open_trees=trees)
+    routes = {route.path for route in app.routes if isinstance(route, Route)}
+    access = Access(app, keys=keys, origins=origins, open_trees=trees)
+    return Journal(access, routes=routes, quiet={*OPEN, "/metrics"}, prompts=log_prompts)
 
 
 def _add_generation(app: FastAPI, api: OpenAI) -> None:
@@ -137,7 +142,7 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
         return _json(await detokenize(api, await _body(request)))
 
 
-def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
+def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> None:
     @app.get("/health", tags=["operation"])
     async def get_health() -> Response:
         """200 while the engine makes progress, 503 when it is gone or stuck."""
@@ -158,8 +163,10 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health) -> None:
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
         """Prometheus text."""
-        gauges = await health.gauges() | {"goodput_requests_per_second": api.live.goodput()}
-        return Response(api.metrics.render(gauges), media_type=CONTENT_TYPE)
+        own: dict[str, EngineValue] = {
+            "goodput_requests_per_second": api.live.goodput(), "requests_limited_total": keys.limited,
+        }  # fmt: skip
+        return Response(api.metrics.render(await health.gauges() | own), media_type=CONTENT_TYPE)
 
     @app.get("/v1/ridgeline/requests/{request_id:path}", tags=["operation"])
     async def account(request: Request, request_id: str) -> Response:
@@ -224,7 +231,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     refusal = as_request_error(error)
     if refusal.status in (429, 503):
         headers["retry-after"] = str(ceil(refusal.retry_after_s or RETRY_S))
-    return _json(to_json(body_at(request.url.path, refusal)), refusal.status, headers)
+    told = body_at(request.url.path, refusal)
+    request.scope["error_code"] = told.error.code
+    return _json(to_json(told), refusal.status, headers)
 
 
 def _state(good: bool, text: str) -> Response:

@@ -7,18 +7,23 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import uvicorn
 from starlette.routing import BaseRoute
 
+from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import url
-from ridgeline.server.access import Keys
+from ridgeline.frontend.tools.thinking import Tags
 from ridgeline.server.app import build_app
 from ridgeline.server.banner import banner
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.health import Health
+from ridgeline.server.keys import Keys
 from ridgeline.server.start import Running
 
 GRACE_S = 5  # for connections to close once their requests have ended
@@ -29,9 +34,12 @@ async def listen(
     running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
 ) -> None:
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
+    _check_thoughts(settings, running.api.served)
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
-    app = build_app(running.api, health, keys=keys, origins=origins, pages=pages)
+    app = build_app(
+        running.api, health, keys=keys, origins=origins, pages=pages, log_prompts=settings.logs.prompts
+    )
     options = uvicorn.Config(
         app,
         lifespan="off",
@@ -40,8 +48,13 @@ async def listen(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
-    server = _Server(options, banner(running, url(settings.host, listener), keyed=bool(settings.api_keys)))
+    address = url(settings.host, listener, "http" if settings.ssl_certfile is None else "https")
+    greeting = banner(running, address, keyed=bool(settings.api_keys))
+    say = print if settings.logs.format == "text" else _LOG.info
+    server = _Server(options, partial(say, greeting))
     tasks = [
         asyncio.create_task(health.watch()),
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
@@ -54,16 +67,25 @@ async def listen(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _check_thoughts(settings: ServerConfig, served: Served) -> None:
+    """A key's budget that this model would overstep in silence is refused."""
+    capped = any(key.thinking_budget is not None for key in settings.api_keys)
+    if capped and served.thinks and (served.text.tokenizer is None or Tags.of(served.text.tokenizer) is None):
+        raise ConfigError("a key has a thinking_budget, and no token could end this model's thoughts: "
+                          "leave it out")
+
+
 class _Server(uvicorn.Server):
     """uvicorn that says when it listens, and has no signal handlers: here a shutdown has an order."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, greet: Callable[[], None]) -> None:
         super().__init__(config)
-        self._greeting = greeting
+        self._greet = greet
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(self._greeting, flush=True)
+        self._greet()
+        sys.stdout.flush()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.config import EngineConfig
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanProcessor
     from starlette.routing import BaseRoute
 
+_LOG = logging.getLogger("ridgeline.server")
 Pages = Callable[[], Sequence["BaseRoute"]]
 
 
@@ -28,10 +31,12 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
 
     Raises RidgelineError before anything listens when the address is taken or the model cannot be served.
     """
-    if config.policy != "priority" and any(one is not None for one in settings.api_keys.values()):
+    if config.policy != "priority" and any(
+        key.priority is not None for key in settings.api_keys
+    ):
         raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
+    check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     exporter = None if settings.otlp_endpoint is None else otlp(settings.otlp_endpoint)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with bound(settings.host, settings.port) as listener:
         run(_serve(config, settings, pages, listener, exporter))
     return 0
@@ -43,7 +48,10 @@ async def _serve(
 ) -> None:  # fmt: skip
     http = asyncio.create_task(asyncio.to_thread(import_module, "ridgeline.server.listen"))
     made = asyncio.create_task(asyncio.to_thread(pages))
-    async with start(config, name=settings.served_name, stall_s=settings.stall_s) as running:
+    asyncio.get_running_loop().set_exception_handler(_broken)
+    async with start(
+        config, name=settings.served_name, stall_s=settings.stall_s, logs=settings.logs
+    ) as running:
         spans = None if exporter is None else Spans(exporter, running.api.served.card.id)
         if spans is not None:
             running.api.listeners.append(spans.ended)
@@ -52,6 +60,32 @@ async def _serve(
         finally:
             if spans is not None:
                 await asyncio.to_thread(spans.close)
+
+
+def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
+    """ConfigError for files that cannot be served with: told now, and not to the first client."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigError("--ssl-keyfile does nothing alone: give its certificate by --ssl-certfile")
+        return
+    for path in (certfile, keyfile or certfile):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"the TLS files cannot be read: {error}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certfile, keyfile, password="")
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{certfile} and {keyfile or 'the key in it'} cannot be served with ({error.reason or error}): "
+            "both must be PEM, the key that of the certificate, and not encrypted"
+        ) from None
+
+
+def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio caught for nobody, without the words of asyncio's own record: they may quote a request."""
+    _LOG.error("%s", context["message"], exc_info=context.get("exception"))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

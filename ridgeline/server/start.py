@@ -14,6 +14,7 @@ from ridgeline.api.openai import OpenAI
 from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
+from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.frontend.client import STALL_S, EngineClient
 from ridgeline.frontend.files import load_text
 from ridgeline.frontend.text import TextLayer
@@ -39,7 +40,7 @@ class Running:
 
 @asynccontextmanager
 async def start(
-    config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S
+    config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S, logs: LogStyle = TEXT
 ) -> AsyncIterator[Running]:
     """Open a model and start its engine, which ends with the block.
 
@@ -55,7 +56,7 @@ async def start(
     opened = time.monotonic()
     if checkpoint.path is not None:
         config = replace(config, model=str(checkpoint.path))
-    starting = asyncio.create_task(EngineClient.start(config, stall_s=stall_s))
+    starting = asyncio.create_task(EngineClient.start(config, stall_s=stall_s, logs=logs))
     try:
         text = await asyncio.to_thread(
             load_text, checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template

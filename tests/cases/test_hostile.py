@@ -1,8 +1,10 @@
 """C-14 and C-15: hostile bodies and callers without a key."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -126,28 +128,35 @@ SPELLINGS = [
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tiny_folder(tmp_path_factory.mktemp("guarded"))
-    words = (str(folder), "--load-format", "dummy", "--kv-cache-bytes", "4MB", "--allowed-origin", ORIGIN)
+    words = (str(folder), "--load-format", "dummy", "--kv-cache-bytes", "4MB", "--allowed-origin", ORIGIN,
+             "--log-format", "json")
     with serving(*words, key=KEY) as server:
         yield server
 
 
 def test_c15_no_route_without_the_key(guarded: Server) -> None:
     paths = guarded.http.get("/openapi.json").json()["paths"]
-    routes = [(method.upper(), path.replace("{name}", "x")) for path, ops in paths.items() for method in ops]
-    routes += [(method, path) for path in SPELLINGS for method in ("GET", "POST")]
-    routes += [("GET", "/openapi.json"), ("GET", "/docs")]
-    assert len(routes) > 20
+    listed = [(method.upper(), re.sub(r"{[^}]*}", "x", path)) for path in paths for method in paths[path]]
+    listed += [("GET", "/openapi.json"), ("GET", "/docs")]
+    assert len(listed) > 20
+    odd = {(method, spelt) for method, path in listed for spelt in (
+        f"/{path}", f"{path}/", path.removeprefix("/v1"), path.replace("/", "//"), path.upper())}
+    odd |= {(method, path) for path in SPELLINGS for method in ("GET", "POST", "HEAD", "OPTIONS")}
+    routes = [*listed, *sorted(odd)]
     wrong = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"}, {"Authorization": KEY}]
-    body = {"messages": USER, "prompt": "a", "max_tokens": 1}
-    with httpx.Client(base_url=guarded.url) as stranger:
-        for method, path in routes:
-            for headers in wrong:
-                answer = stranger.request(method, f"{path}?api_key={KEY}", json=body, headers=headers)
-                if path in OPEN:
-                    assert set(answer.json()) == {"status"}
-                    continue
-                assert answer.status_code == 401, (method, path, headers)
-                assert strict_json(answer.content)["error"]["code"] == "invalid_api_key"
+    body = json.dumps({"messages": USER, "prompt": "a", "max_tokens": 1})
+    stranger = HTTPConnection(guarded.url.removeprefix("http://"))  # it sends a path as it is spelt
+    for method, path in routes:
+        for headers in wrong:
+            stranger.request(method, f"{path}?api_key={KEY}", body, headers)
+            answer = stranger.getresponse()
+            content = answer.read()
+            if path in OPEN:
+                assert method != "GET" or set(strict_json(content)) == {"status"}
+                continue
+            assert answer.status == 401, (method, path, headers)
+            assert method == "HEAD" or strict_json(content)["error"]["code"] == "invalid_api_key"
+    stranger.close()
 
 
 def test_c15_with_the_key_all_is_well(guarded: Server) -> None:
@@ -155,6 +164,16 @@ def test_c15_with_the_key_all_is_well(guarded: Server) -> None:
     assert guarded.openai().models.list().data
     assert any("Bearer $RIDGELINE_API_KEY" in line for line in guarded.output)
     assert not any(KEY in line for line in guarded.output)
+
+
+def test_c15_what_it_logs_shows_no_key_and_no_text(guarded: Server) -> None:
+    """Each line of both processes is an object, from the first on."""
+    guarded.chat("a secret of mine", max_tokens=1)
+    guarded.idle()
+    records = [json.loads(line) for line in guarded.output]
+    assert all(record["time"] and record["level"] and record["message"] for record in records)
+    assert {"ridgeline.engine", "ridgeline.request"} <= {record["logger"] for record in records}
+    assert not any(KEY in line or "a secret of mine" in line for line in guarded.output)
 
 
 def test_c15_a_preflight_needs_no_key(guarded: Server) -> None:

@@ -19,11 +19,14 @@ ENGINE = {
     "--speculate", "--speculate-max", "--no-jump-ahead", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
+KEY = {"--name", "--priority", "--requests-per-minute", "--tokens-per-minute", "--max-concurrent",
+       "--thinking-budget"}  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
         "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
+        "--ssl-certfile", "--ssl-keyfile", "--log-format", "--log-prompts",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,
@@ -58,6 +61,9 @@ FLAGS = {
     },
     "labs": {"--host", "--port"},
     "calibrate": {"--profile", "--device", "--threads"},
+    "key": set(),
+    "key new": KEY,
+    "key hash": KEY,
     "doctor": ENGINE,
     "version": set(),
 }  # fmt: skip

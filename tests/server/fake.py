@@ -15,6 +15,7 @@ from ridgeline.base.errors import RequestError
 from ridgeline.frontend.files import text_from_gguf
 from ridgeline.frontend.protocol import Logprobs, News
 from ridgeline.frontend.text import TextLayer
+from ridgeline.server.keys import Keys, plain
 from ridgeline.spec.sampling import SamplingParams
 from tests.frontend.vocabularies import byte_level_metadata
 
@@ -140,6 +141,11 @@ class FakeEngine:
     async def ask(self, what: str) -> Mapping[str, Any]:
         assert what == "stats"
         return self.stats
+
+
+def keyring(*keys: str) -> Keys:
+    """Keys without names or limits."""
+    return Keys(plain(key) for key in keys)
 
 
 @cache

@@ -13,11 +13,10 @@ from ridgeline.api.clocks import RequestClock
 from ridgeline.api.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import RequestError
-from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from tests.server.asgi import call
-from tests.server.fake import ACCOUNT, FakeEngine, fake_api
+from tests.server.fake import ACCOUNT, FakeEngine, fake_api, keyring
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/ridgeline/requests/"
@@ -26,7 +25,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 def _app(*keys: str) -> tuple[ASGIApp, FakeEngine]:
     api, engine = fake_api()
-    return build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys(keys)), engine
+    return build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring(*keys)), engine
 
 
 async def _ask(app: ASGIApp, request_id: str, key: str = "", **fields: Any) -> Any:

@@ -2,6 +2,7 @@
 says when to come again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,16 @@ import pytest
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
-from ridgeline.server.access import Keys, read_keys
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.health import Health
+from ridgeline.server.keys import Keys, plain, read_keys
 from ridgeline.server.serve import serve
 from tests.server.asgi import call
-from tests.server.fake import fake_api
+from tests.server.fake import fake_api, keyring
 
 pytestmark = pytest.mark.anyio
-KEYS = {"gold": -5, "plain": None, "batch": 10}
+KEYS = [replace(plain(key), priority=rank) for key, rank in (("gold", -5), ("plain", None), ("batch", 10))]
 
 
 @pytest.mark.parametrize(("key", "asked", "got"), [
@@ -47,7 +48,7 @@ async def test_who_is_sent_away_hears_when_to_come_again(stream: bool) -> None:
     """Before any event of a stream, and it counts neither as good nor as an error of ours."""
     api, engine = fake_api()
     engine.shed = True
-    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys())
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring())
     body = json.dumps({"prompt": "a", "stream": stream}).encode()
     answer = await call(app, "POST", "/v1/completions", body)
     assert answer.status == 429 and answer.headers["retry-after"] == "8"
@@ -62,9 +63,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# who may\ngold -5\n\n  plain  # no class\nbatch 10\n")
     assert read_keys(path) == KEYS
-    for number, wrong in enumerate(("a b", "a 1 2", "gold\ngold", "a 1.5", "a ٣", "a 9999999999")):
+    for wrong in ("a b", "a 1 2", "gold\ngold", "a 1.5", "a ٣", "a 9999999999", "sha256:0f"):
         path.write_text("# first\n" + wrong)
-        with pytest.raises(ConfigError, match=f"line {3 if number == 2 else 2}") as error:
+        with pytest.raises(ConfigError, match=f"line {1 + len(wrong.splitlines())}") as error:
             read_keys(path)
         assert "gold" not in str(error.value), "a message shows no key"
     path.write_bytes(b"\xff\xfe")
@@ -75,4 +76,4 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
 
 def test_priorities_of_keys_need_a_policy_that_looks_at_them() -> None:
     with pytest.raises(ConfigError, match="--policy priority"):
-        serve(EngineConfig(), ServerConfig(api_keys=KEYS), tuple)
+        serve(EngineConfig(), ServerConfig(api_keys=tuple(KEYS)), tuple)

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp
 from ridgeline.api.limits import LIMITS
 from ridgeline.api.openai import OpenAI
 from ridgeline.base.clock import VirtualClock
-from ridgeline.server.access import OPEN, Keys
+from ridgeline.server.access import OPEN
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from tests.server.asgi import call
-from tests.server.fake import FakeEngine, fake_api
+from tests.server.fake import FakeEngine, fake_api, keyring
 
 pytestmark = pytest.mark.anyio
 CHAT = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -37,7 +37,8 @@ NO_KEY: list[dict[str, str]] = [
 
 def _app(**options: Any) -> tuple[ASGIApp, OpenAI, FakeEngine]:
     api, engine = fake_api()
-    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys(options.pop("keys", ())), **options)
+    keys = keyring(*options.pop("keys", ()))
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keys, **options)
     return app, api, engine
 
 
@@ -223,7 +224,7 @@ async def test_health_tells_progress_and_death_apart() -> None:
     api, engine = fake_api()
     clock = VirtualClock()
     health = Health(engine, clock, 30.0)
-    app = build_app(api, health, keys=Keys())
+    app = build_app(api, health, keys=keyring())
     engine.stats["num_waiting"] = 1
     await health.gauges()
     clock.advance_to(29.0)

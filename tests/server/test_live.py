@@ -10,11 +10,10 @@ from ridgeline.api.live import MOST_SAMPLES, Live
 from ridgeline.api.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.schedule.targets import Targets
-from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from tests.server.asgi import call
-from tests.server.fake import fake_api
+from tests.server.fake import fake_api, keyring
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +79,7 @@ def test_its_memory_is_bounded() -> None:
 async def test_the_route_needs_the_key_and_hears_of_requests() -> None:
     api, engine = fake_api()
     health = Health(engine, VirtualClock(), 30.0, api.live)
-    app = build_app(api, health, keys=Keys(["secret"]))
+    app = build_app(api, health, keys=keyring("secret"))
     assert (await call(app, "GET", "/v1/ridgeline/live")).status == 401
     headers = {"authorization": "Bearer secret"}
     await call(app, "POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 3}', headers)

@@ -11,12 +11,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ridgeline.api.metrics import TTFT_PARTS
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import ConfigError
-from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from ridgeline.server.spans import Spans, otlp
 from tests.server.asgi import call
-from tests.server.fake import fake_api
+from tests.server.fake import fake_api, keyring
 
 pytestmark = pytest.mark.anyio
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -26,7 +25,7 @@ async def test_a_request_in_its_callers_trace() -> None:
     exporter, (api, engine) = InMemorySpanExporter(), fake_api()
     spans = Spans(SimpleSpanProcessor(exporter), "m")
     api.listeners.append(spans.ended)
-    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys())
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring())
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
     await call(app, "POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 3}', headers)
     *parts, whole = exporter.get_finished_spans()

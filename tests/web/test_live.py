@@ -13,11 +13,10 @@ from ridgeline.api.live import Live
 from ridgeline.api.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.schedule.targets import Targets
-from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from ridgeline.web.app import labs_routes, live_routes
-from tests.server.fake import fake_api
+from tests.server.fake import fake_api, keyring
 from tests.server.test_live import _stats
 from tests.web.browser import Look, app_served, chromium, look
 from tests.web.sample import GROUPS
@@ -51,7 +50,7 @@ def base() -> Iterator[str]:
     api, engine = fake_api()
     api.live = _busy()
     pages = [*labs_routes(lambda: GROUPS), *live_routes()]
-    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys([KEY]), pages=pages)
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring(KEY), pages=pages)
     with app_served(app) as url:
         yield url
 

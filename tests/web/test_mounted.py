@@ -6,12 +6,11 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from ridgeline.base.clock import VirtualClock
-from ridgeline.server.access import Keys
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from ridgeline.web.app import Groups, labs_app, labs_routes, live_routes
 from tests.server.asgi import call
-from tests.server.fake import FakeEngine, fake_api
+from tests.server.fake import FakeEngine, fake_api, keyring
 from tests.web.sample import CACHE, GROUPS
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +27,7 @@ def _app(*keys: str) -> tuple[ASGIApp, FakeEngine]:
     api, engine = fake_api()
     health = Health(engine, VirtualClock(), 30.0)
     pages = [*labs_routes(lambda: GROUPS), *live_routes()]
-    return build_app(api, health, keys=Keys(keys), pages=pages), engine
+    return build_app(api, health, keys=keyring(*keys), pages=pages), engine
 
 
 @pytest.mark.parametrize("path", PATHS)
