@@ -44,8 +44,8 @@ class Course:
 # One large model and one small one: bytes and launches weigh differently in their steps.
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, chunks=(512, 2048), cache_bytes=40_000_000_000)
-CPU = Course(models=((None, "auto"),), rows=(1, 4, 8, 16), contexts=(48, 400), tokens=3200,
-             chunks=(96, 384))
+CPU = Course(models=((None, "auto"),), rows=(1, 2, 3, 4, 6, 8, 12, 16, 24), contexts=(48, 400), tokens=3200,
+             chunks=(32, 64, 128, 256, 512))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
