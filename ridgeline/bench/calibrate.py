@@ -30,22 +30,24 @@ from ridgeline.ledger.sums import Rows
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """What a kind of device is measured with. models: (name, load format). rows: of decode steps. contexts:
-    behind each row, the second at most so long that `tokens` are in the cache. chunks: prompts of one step.
-    cache_bytes: of each engine, None for its own choice."""
+    behind each row, the second at most so long that `tokens` are in the cache. chunks: prompts of one step;
+    beside: rows that decode in a second step with each. cache_bytes: of each engine, None for its own
+    choice."""
 
     models: Sequence[tuple[str | None, str]]
     rows: Sequence[int]
     contexts: tuple[int, int]
     tokens: int
     chunks: Sequence[int]
+    beside: int = 0
     cache_bytes: int | None = None
 
 
 # One large model and one small one: bytes and launches weigh differently in their steps.
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, chunks=(512, 2048), cache_bytes=40_000_000_000)
-CPU = Course(models=((None, "auto"),), rows=(1, 4, 8, 16), contexts=(48, 400), tokens=3200,
-             chunks=(96, 384))
+CPU = Course(models=((None, "auto"),), rows=(1, 2, 3, 4, 6, 8, 12, 16, 24), contexts=(48, 400), tokens=3200,
+             chunks=(32, 64, 128, 256, 512), beside=6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,12 @@ def course_steps(course: Course, profile: MachineProfile, device: str,
                 step = work([Rows(rows=1, start=0, count=tokens)])
                 found.setdefault(tokens, []).append(
                     Point.of_step(step, stepper.chunk(tokens), about=stepper.engine.name))
+                if course.beside:
+                    one = stepper.mixed(course.beside, course.contexts[0], tokens)
+                    step = work([Rows(rows=one.rows, start=one.context - 1, count=1),
+                                 Rows(rows=1, start=0, count=tokens)])
+                    found.setdefault(tokens, []).append(
+                        Point.of_step(step, one.seconds, about=stepper.engine.name))
         finally:
             stepper.close()
             del stepper

@@ -59,12 +59,16 @@ class Driver:
         self._prompts = prompts
         self._numbers = count()
 
-    def run(self, shape: Shape) -> Round:
-        """One round. ConfigError when a request fails, with the engine's reason."""
+    def run(self, shape: Shape, beside: Shape | None = None) -> Round:
+        """One round, with all requests of `beside` before it. ConfigError when a request fails, with the
+        engine's reason."""
         self._trace.steps.clear()
         self._trace.requests.clear()
         waiting = self._prompts.take(shape.num_requests, shape.prompt_tokens)
         started_s = self._clock.now()
+        if beside is not None:
+            for prompt in self._prompts.take(beside.num_requests, beside.prompt_tokens):
+                self._add(prompt, beside)
         for prompt in islice(waiting, shape.concurrency):
             self._add(prompt, shape)
         while self._loop.has_work():

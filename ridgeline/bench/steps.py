@@ -19,6 +19,7 @@ from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import step_s
 
 STEPS = 24  # of which the median counts
+_PROMPTS, _BESIDE = 5, 24  # beside decodes: prompts, and tokens of each answer, enough for all of them
 _MAX_RECORDS = 1 << 16
 BATCHES, CONTEXTS = (1, 8, 32, 128), (1024, 8192)
 
@@ -97,6 +98,17 @@ class Stepper:
                               "--context")
         return Measured(rows=rows, seconds=_between_s(steps),
                         context=round(median(s.context_tokens for s in steps) / rows))
+
+    def mixed(self, rows: int, context: int, tokens: int) -> Measured:
+        """The median step of one prompt of so many tokens beside so many decodes."""
+        beside = Shape(num_requests=rows, concurrency=rows, prompt_tokens=context, output_tokens=_BESIDE)
+        done = self._driver.run(Shape(num_requests=_PROMPTS, concurrency=1, prompt_tokens=tokens,
+                                      output_tokens=1), beside)
+        steps = [s for s in done.steps if s.num_decodes == rows and s.prefill_tokens == tokens]
+        if not steps:
+            raise ConfigError(f"no prompt of {tokens} tokens came beside {rows} decodes")
+        return Measured(rows=rows, seconds=median(s.measured_s for s in steps),
+                        context=round(median(s.context_tokens - tokens for s in steps) / rows))
 
     def chunk(self, tokens: int) -> float:
         """The median step of one prompt of so many tokens, seconds."""
