@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
@@ -34,7 +35,10 @@ def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. 2 is a mistake of the user's, told in one line."""
     words = _joined(sys.argv[1:] if argv is None else argv)
-    args = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
+    parser = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown, args.parser)}")
     try:
         if getattr(args, "config", None):
             args = _with_file(args, words)
@@ -60,10 +64,20 @@ def _joined(words: Sequence[str]) -> list[str]:
     return found
 
 
+def _hint(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    near = [get_close_matches(flag, known, n=1) for flag in flags]
+    return "".join(f"; did you mean {flag}?" for found in near for flag in found)
+
+
 def _with_file(args: argparse.Namespace, words: list[str]) -> argparse.Namespace:
     """The flags of --config first, then those of the command line over them."""
     parser: argparse.ArgumentParser = args.parser
     from_file = parser.parse_args(config_argv(args.config, parser))
+    for name, value in vars(args).items():
+        if isinstance(value, list) and value:  # a list of the command line is the whole list
+            setattr(from_file, name, [])
     model = from_file.model
     merged = parser.parse_args(words[1:], from_file)
     merged.model = merged.model or model

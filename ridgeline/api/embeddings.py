@@ -54,7 +54,7 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
     """One vector for each input, in order. Raises as OpenAI.completion does."""
     clock = api.arrived(caller)
     with api.admission.enter():
-        request = parse(body, EmbeddingsRequest)
+        request = parse(body, EmbeddingsRequest, api.served.limits)
         api.check_model(request.model)
         if not api.served.pools:
             raise unsupported("model", "vectors are made on a CPU only; start a server with --device cpu")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import ConfigError, RequestError
 
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _STEP = np.zeros(256, np.int8)
@@ -35,6 +35,16 @@ class Limits:
 
 
 LIMITS = Limits()
+
+
+def limits_of(*, body_bytes: int | None, depth: int | None, choices: int | None) -> Limits:
+    """An operator's; None: as it is. Raises ConfigError."""
+    if depth is not None and depth > LIMITS.depth:
+        raise ConfigError(
+            f"--max-nesting {depth}: at most {LIMITS.depth}, as what reads schemas goes no deeper"
+        )
+    return Limits(body_bytes=body_bytes or LIMITS.body_bytes, depth=depth or LIMITS.depth,
+                  choices=choices or LIMITS.choices)
 
 
 def nesting(body: bytes) -> int:

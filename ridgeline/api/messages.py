@@ -52,7 +52,7 @@ class Messages:
             return MessagesForm(job, api.served.card.id, asked)
 
         with api.admission.enter():
-            request = parse(body, MessagesRequest)
+            request = parse(body, MessagesRequest, api.served.limits)
             try:
                 chat = self._chat(request)
                 chat.max_tokens, chat.stream = request.max_tokens, request.stream
@@ -64,7 +64,7 @@ class Messages:
 
     async def count_tokens(self, body: bytes) -> bytes:
         """POST /v1/messages/count_tokens: the length of the prompt that `create` would send."""
-        request = parse(body, CountRequest)
+        request = parse(body, CountRequest, self._api.served.limits)
         try:
             asked = await self._api.asked(self._chat(request), len(body))
         except RequestError as error:

@@ -29,7 +29,7 @@ from ridgeline.api.structured import grammar_of
 from ridgeline.api.tools import ToolUse, tool_use
 from ridgeline.api.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.base.clock import Clock
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.frontend.tools.thinking import Tags, after_thought, is_open, need_tags
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.spec.sampling import SamplingParams
@@ -68,7 +68,7 @@ class OpenAI:
         """/v1/completions. Raises RequestError, or EngineDeadError, before anything of the answer exists."""
         clock = self.arrived(caller)
         with self.admission.enter():
-            request = parse(body, CompletionRequest)
+            request = parse(body, CompletionRequest, self.served.limits)
             self.check_model(request.model)
             served = self.served
             params = completion_params(
@@ -83,7 +83,7 @@ class OpenAI:
         """/v1/chat/completions. Raises as `completion` does."""
         clock = self.arrived(caller)
         with self.admission.enter():
-            request = parse(body, ChatRequest)
+            request = parse(body, ChatRequest, self.served.limits)
 
             def form(job: Job, asked: Asked) -> Form:
                 return ChatForm(job, self.served.card.id, request, use=asked.use, thought=asked.thought)
@@ -144,6 +144,8 @@ class OpenAI:
 
     def _check_served(self, request: Generate, params: SamplingParams) -> None:
         """Refuse what this model or this engine cannot do, whatever the prompt."""
+        if params.n > self.served.limits.choices:
+            raise invalid_value("n", f"{params.n} is more than {self.served.limits.choices} choices")
         if params.stop:
             self.served.text.need_tokenizer("stop")
         if params.grammar is not None:

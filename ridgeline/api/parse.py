@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ridgeline.api.limits import check_depth
+from ridgeline.api.limits import LIMITS, Limits, check_depth
 from ridgeline.base.errors import RequestError
 
 T = TypeVar("T")
@@ -14,13 +14,13 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _NAME = re.compile(r"(?:unknown field|required field) `([^`]*)`")
 
 
-def parse(body: bytes, kind: type[T]) -> T:
+def parse(body: bytes, kind: type[T], limits: Limits = LIMITS) -> T:
     """Decode a body as `kind`, a msgspec struct. Raises RequestError with the path of the field at fault as
     param.
     """
     if not body:
         raise RequestError("the body is empty: send a JSON object", param="body", code="invalid_json")
-    check_depth(body)
+    check_depth(body, limits)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

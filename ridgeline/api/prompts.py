@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.api.limits import LIMITS
 from ridgeline.api.served import Served
 from ridgeline.api.types import Message
 from ridgeline.base.errors import RequestError
@@ -32,8 +31,9 @@ class Prompt:
 async def completion_prompts(served: Served, prompt: str | list[Any], n: int) -> list[Prompt]:
     """The prompts of a completion, in order, each known to fit. Raises RequestError, param "prompt"."""
     items = _items(prompt)
-    if len(items) * n > LIMITS.choices:
-        raise _bad(f"{len(items)} prompts times n {n} is more than {LIMITS.choices} choices", "prompt")
+    most = served.limits.choices
+    if len(items) * n > most:
+        raise _bad(f"{len(items)} prompts times n {n} is more than {most} choices", "prompt")
     prompts = []
     for index, item in enumerate(items):
         where = f"prompt[{index}]" if len(items) > 1 else "prompt"

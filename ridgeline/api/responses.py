@@ -51,7 +51,7 @@ class Responses:
         api, clock = self._api, self._api.arrived(caller)
         tenant = clock.caller.tenant
         with api.admission.enter():
-            request = parse(body, ResponsesRequest)
+            request = parse(body, ResponsesRequest, api.served.limits)
             if request.background:
                 raise unsupported("background", "a response is made while its client waits; leave it out")
             turns = [*self._before(tenant, request), *_turns(request.input)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.api.answers import ModelCard
+from ridgeline.api.limits import LIMITS, Limits
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.formats import HERMES, CallFormat
 
@@ -14,6 +15,7 @@ class Served:
     may hold. max_request_tokens: prompt and output of one request that the KV cache can hold. defaults:
     sampling values from the model's generation_config, by field name. tool_form: how the model writes calls.
     thinks: its chat template knows thoughts before the answer. pools: the engine makes vectors of prompts.
+    limits: of one request.
     """
 
     card: ModelCard
@@ -24,4 +26,5 @@ class Served:
     tool_form: CallFormat = HERMES
     thinks: bool = False
     pools: bool = False
+    limits: Limits = LIMITS
     defaults: Mapping[str, float] = field(default_factory=dict)

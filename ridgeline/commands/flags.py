@@ -209,8 +209,15 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's part of the parsed flags."""
-    return EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig)})
+    """The engine's part of the parsed flags. ConfigError for one that would have no effect."""
+    config = EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig)})
+    if config.trace_texts and config.trace_file is None:
+        raise ConfigError("--trace-texts does nothing alone: say where to by --trace-file")
+    if config.speculate is None and config.speculate_max != EngineConfig().speculate_max:
+        raise ConfigError("--speculate-max does nothing alone: choose what drafts by --speculate")
+    if config.revision is not None and config.model is not None and Path(config.model).expanduser().exists():
+        raise ConfigError(f"--revision belongs to a Hub id, and {config.model} is on this disk: leave it out")
+    return config
 
 
 def add_config_flag(group: argparse._ActionsContainer) -> None:
@@ -222,17 +229,9 @@ def add_config_flag(group: argparse._ActionsContainer) -> None:
 
 
 def config_argv(path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """The file as command-line words for `parser`. Unknown names are ConfigErrors; the parser judges the
-    values.
+    """The file as command-line words for `parser`. Unknown names, and one that stands there twice, are
+    ConfigErrors; the parser judges the values.
     """
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        values = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: expected lines like 'max-num-seqs: 16'")
     actions = {
         flag.removeprefix("--"): action for action in parser._actions for flag in action.option_strings
     }
@@ -240,13 +239,32 @@ def config_argv(path: str, parser: argparse.ArgumentParser) -> list[str]:
         f"flag in {path}", {name: a for name, a in actions.items() if a.dest not in ("help", "config")}
     )
     words: list[str] = []
-    for key, value in values.items():
+    names: set[str] = set()
+    for key, value in _pairs(path):
         name = str(key).replace("_", "-")
+        if name in names:
+            raise ConfigError(f"--config {path}: {name} stands there twice")
+        names.add(name)
         if name == "model":
             words.append(str(value))
         else:
             words += _words(f"--{name}", known[name], value, path)
     return words
+
+
+def _pairs(path: str) -> list[tuple[Any, Any]]:
+    """The names and values of a YAML file, twice where they stand twice."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        loader = yaml.SafeLoader(Path(path).read_text())
+        node = loader.get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            return [(loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+                    for key, value in node.value]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    raise ConfigError(f"--config {path}: expected lines like 'max-num-seqs: 16'")
 
 
 def _words(flag: str, action: argparse.Action, value: Any, path: str) -> list[str]:

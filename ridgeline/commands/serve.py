@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.base.logs import FORMATS
-from ridgeline.commands.flags import add_config_flag, add_engine_flags, engine_config, seconds, word
+from ridgeline.commands.flags import (
+    add_config_flag,
+    add_engine_flags,
+    count,
+    engine_config,
+    seconds,
+    size,
+    word,
+)
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -21,50 +29,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
     )
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    group.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
     group.add_argument(
-        "--api-key",
-        type=word,
-        action="append",
-        metavar="KEY",
-        default=[],
+        "--shutdown-timeout", type=seconds, default=30.0, metavar="SECONDS",
+        help="how long requests may finish after SIGTERM (30)",
+    )
+    group.add_argument(
+        "--stall-timeout", type=seconds, default=60.0, metavar="SECONDS",
+        help="how long work may wait without a finished step until the engine is given up (60)",
+    )
+    add_config_flag(group)
+    _add_access_flags(parser.add_argument_group("who may call, and with what"))
+    _add_log_flags(parser.add_argument_group("logs"))
+    add_engine_flags(parser)
+
+
+def _add_access_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--api-key", type=word, action="append", metavar="KEY", default=[],
         help="may be given several times; $RIDGELINE_API_KEY keeps it out of the process list",
     )
     group.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
+        "--api-key-file", type=Path, metavar="FILE",
         help="keys or digests, each with its limits: TOML, as `ridgeline key new` writes it, or one a line "
         "with its priority after it",
     )
     group.add_argument(
-        "--allowed-origin",
-        action="append",
-        metavar="ORIGIN",
-        default=[],
+        "--allowed-origin", action="append", metavar="ORIGIN", default=[],
         help="a browser origin that may call, * for any; default: none",
-    )
-    group.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
-    group.add_argument(
-        "--shutdown-timeout",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long requests may finish after SIGTERM (30)",
-    )
-    group.add_argument(
-        "--stall-timeout",
-        type=seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="how long work may wait without a finished step until the engine is given up (60)",
-    )
-    group.add_argument(
-        "--otlp-endpoint",
-        metavar="URL",
-        help="where OpenTelemetry spans of requests go, as http://localhost:4318 (needs the extra otel)",
     )
     group.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="a certificate in PEM: HTTPS alone")
     group.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its key, if not in the same file")
+    group.add_argument(
+        "--max-body-bytes", type=size, metavar="BYTES", help="of a request's body, such as 1MB (8MiB)"
+    )
+    group.add_argument(
+        "--max-nesting", type=count, metavar="N",
+        help="arrays and objects inside one another in a body, at most 128 (128)",
+    )
+    group.add_argument(
+        "--max-choices", type=count, metavar="N", help="answers to one request: its prompts times n (1024)"
+    )
+
+
+def _add_log_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--log-format", choices=FORMATS, default="text", help="json: an object a line, all of it (text)"
     )
@@ -72,11 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-prompts", action="store_true",
         help="bodies of requests, and what exceptions say, in the log too; otherwise neither",
     )
-    add_config_flag(group)
-    add_engine_flags(parser)
+    group.add_argument(
+        "--otlp-endpoint", metavar="URL",
+        help="where OpenTelemetry spans of requests go, as http://localhost:4318 (needs the extra otel)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    from ridgeline.api.limits import limits_of
     from ridgeline.base.config import api_keys
     from ridgeline.base.logs import LogStyle, configure
     from ridgeline.server.config import ServerConfig
@@ -99,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
         logs=logs,
+        limits=limits_of(
+            body_bytes=args.max_body_bytes, depth=args.max_nesting, choices=args.max_choices
+        ),
     )
     config = engine_config(args)
     return serve(config if logs.format == "text" else replace(config, progress=False), settings, _pages)

@@ -21,7 +21,7 @@ from ridgeline.api.answers import ModelList, to_json
 from ridgeline.api.caller import Caller
 from ridgeline.api.embeddings import embeddings
 from ridgeline.api.errors import as_request_error, body_at, unsupported
-from ridgeline.api.limits import LIMITS, too_large
+from ridgeline.api.limits import Limits, too_large
 from ridgeline.api.messages import Messages
 from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
@@ -63,43 +63,46 @@ def build_app(
 
 
 def _add_generation(app: FastAPI, api: OpenAI) -> None:
+    limits = api.served.limits
     @app.post("/v1/completions", tags=["generate"])
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
-        return await _generate(request, api.completion)
+        return await _generate(request, limits, api.completion)
 
     @app.post("/v1/embeddings", tags=["generate"])
     async def post_embeddings(request: Request) -> Response:
         """Texts as vectors."""
-        return await _generate(request, partial(embeddings, api))
+        return await _generate(request, limits, partial(embeddings, api))
 
     @app.post("/v1/chat/completions", tags=["generate"])
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await _generate(request, api.chat)
+        return await _generate(request, limits, api.chat)
 
 
 def _add_messages(app: FastAPI, api: OpenAI) -> None:
+    limits = api.served.limits
     messages = Messages(api)
 
     @app.post("/v1/messages", tags=["generate"])
     async def create_message(request: Request) -> Response:
         """Answer a conversation, in Anthropic's dialect."""
-        return await _generate(request, messages.create)
+        return await _generate(request, limits, messages.create)
 
     @app.post("/v1/messages/count_tokens", tags=["model"])
     async def count_tokens(request: Request) -> Response:
         """The length of a conversation's prompt, in Anthropic's dialect."""
-        return _json(await messages.count_tokens(await _body(request)))
+        return _json(await messages.count_tokens(await _body(request, api.served.limits)))
 
 
 def _add_responses(app: FastAPI, api: OpenAI) -> None:
+    limits = api.served.limits
     responses = Responses(api)
 
     @app.post("/v1/responses", tags=["generate"])
     async def create_response(request: Request) -> Response:
         """Answer a conversation, and keep it for the next turn."""
-        return await _generate(request, responses.create)
+        return await _generate(request, limits, responses.create)
 
     @app.get("/v1/responses/{response_id}", tags=["generate"])
     async def get_response(request: Request, response_id: str) -> Response:
@@ -134,12 +137,12 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
     @app.post("/tokenize", tags=["model"])
     async def post_tokenize(request: Request) -> Response:
         """The token ids of a prompt or a conversation."""
-        return _json(await tokenize(api, await _body(request)))
+        return _json(await tokenize(api, await _body(request, api.served.limits)))
 
     @app.post("/detokenize", tags=["model"])
     async def post_detokenize(request: Request) -> Response:
         """The text of token ids."""
-        return _json(await detokenize(api, await _body(request)))
+        return _json(await detokenize(api, await _body(request, api.served.limits)))
 
 
 def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> None:
@@ -185,9 +188,9 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> Non
 
 
 async def _generate(
-    request: Request, endpoint: Callable[[bytes, Caller], Coroutine[Any, Any, Reply]]
+    request: Request, limits: Limits, endpoint: Callable[[bytes, Caller], Coroutine[Any, Any, Reply]]
 ) -> Response:
-    body = await _body(request)
+    body = await _body(request, limits)
     try:
         reply = await until_gone(request.receive, endpoint(body, request.scope["caller"]))
     except ClientGone:
@@ -195,24 +198,24 @@ async def _generate(
     return _json(reply) if isinstance(reply, bytes) else EventStream(reply)
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, limits: Limits) -> bytes:
     """The body within its limits, before anything looks at it."""
     kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
     if kind != _JSON:
         raise RequestError(f"Content-Type is {kind:.80}; send {_JSON}", param="body", status=415)
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > LIMITS.body_bytes:
-        raise too_large()
+    if length.isdecimal() and int(length) > limits.body_bytes:
+        raise too_large(limits)
     parts = bytearray()
     try:
-        async with asyncio.timeout(LIMITS.body_s):
+        async with asyncio.timeout(limits.body_s):
             async for part in request.stream():
                 parts += part
-                if len(parts) > LIMITS.body_bytes:
-                    raise too_large()
+                if len(parts) > limits.body_bytes:
+                    raise too_large(limits)
     except TimeoutError:
         raise RequestError(
-            f"the body took longer than {LIMITS.body_s:.0f} s", param="body", status=408
+            f"the body took longer than {limits.body_s:.0f} s", param="body", status=408
         ) from None
     except ClientDisconnect:
         raise RequestError("the client left before its body was complete", status=499) from None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ridgeline.api.limits import LIMITS, Limits
 from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.server.keys import Key
 
@@ -14,7 +15,8 @@ class ServerConfig:
     shutdown_s: how long requests may finish after SIGTERM. stall_s: how long work may wait without a finished
     step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
     own. otlp_endpoint: where spans of requests go; None: nowhere. ssl_certfile: of PEM, which turns TLS on;
-    ssl_keyfile: its key, when that is not in the same file. logs: how the server and its engine log.
+    ssl_keyfile: its key, when that is not in the same file. logs: how the server and its engine log. limits:
+    of one request.
     """
 
     host: str = "127.0.0.1"
@@ -28,3 +30,4 @@ class ServerConfig:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     logs: LogStyle = TEXT
+    limits: Limits = LIMITS

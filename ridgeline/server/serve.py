@@ -50,7 +50,8 @@ async def _serve(
     made = asyncio.create_task(asyncio.to_thread(pages))
     asyncio.get_running_loop().set_exception_handler(_broken)
     async with start(
-        config, name=settings.served_name, stall_s=settings.stall_s, logs=settings.logs
+        config, name=settings.served_name, stall_s=settings.stall_s, logs=settings.logs,
+        limits=settings.limits,
     ) as running:
         spans = None if exporter is None else Spans(exporter, running.api.served.card.id)
         if spans is not None:

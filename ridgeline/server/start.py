@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.api.answers import ModelCard
+from ridgeline.api.limits import LIMITS, Limits
 from ridgeline.api.openai import OpenAI
 from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
@@ -40,7 +41,8 @@ class Running:
 
 @asynccontextmanager
 async def start(
-    config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S, logs: LogStyle = TEXT
+    config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S, logs: LogStyle = TEXT,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Running]:
     """Open a model and start its engine, which ends with the block.
 
@@ -75,7 +77,7 @@ async def start(
     }
     try:
         targets = Targets(ttft_s=config.ttft_s, tpot_s=config.tpot_s)
-        api = OpenAI(_served(checkpoint, text, client.info, name), client, WallClock(), targets)
+        api = OpenAI(_served(checkpoint, text, client.info, name, limits), client, WallClock(), targets)
         yield Running(api=api, client=client, info=client.info, seconds=seconds)
     finally:
         await client.close()
@@ -88,7 +90,9 @@ async def _undo(starting: "asyncio.Task[EngineClient]") -> None:
         await outcome.close()
 
 
-def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], name: str | None) -> Served:
+def _served(
+    checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], name: str | None, limits: Limits
+) -> Served:
     templates = {} if text.template is None else text.template.sources
     card = ModelCard(
         id=name or checkpoint.name,
@@ -106,6 +110,7 @@ def _served(checkpoint: Checkpoint, text: TextLayer, info: Mapping[str, Any], na
         tool_form=format_of(templates),
         thinks=thinks(templates),
         pools=info["pools"],
+        limits=limits,
     )
 
 

@@ -26,7 +26,8 @@ FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
         "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
-        "--ssl-certfile", "--ssl-keyfile", "--log-format", "--log-prompts",
+        "--ssl-certfile", "--ssl-keyfile", "--log-format", "--log-prompts", "--max-body-bytes",
+        "--max-nesting", "--max-choices",
     },
     "chat": ENGINE | SAMPLING | {"--url", "--api-key", "--system"},
     "complete": ENGINE | SAMPLING,
@@ -130,6 +131,25 @@ def test_wrong_flags_are_refused(words: list[str], capsys: pytest.CaptureFixture
     assert left.value.code == 2 and words[0] in capsys.readouterr().err
 
 
+def test_a_flag_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--max-num-sequence=5", "--nothing-like-it"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "--max-num-sequence=5 --nothing-like-it; did you mean --max-num-seqs?" in said
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--trace-texts"], "--trace-file"), (["--speculate-max", "2"], "--speculate"),
+    ([str(Path(__file__)), "--revision", "main"], "--revision"), (["--ssl-keyfile", "x"], "--ssl-certfile"),
+    (["--max-nesting", "129"], "128"),
+])  # fmt: skip
+def test_a_flag_that_would_do_nothing_is_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
 def _parsed(
     tmp_path: Path, text: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> argparse.Namespace:
@@ -153,6 +173,7 @@ def test_the_file_gives_flags_and_the_command_line_wins(
     assert args.kv_cache_bytes == 2**30 and not args.prefix_caching and args.cache
     assert args.api_key == ["a", "b"] and args.served_model_name == "-dash"
     assert _parsed(tmp_path, text, ["cli-model"], monkeypatch).model == "cli-model"
+    assert _parsed(tmp_path, text, ["--api-key", "c"], monkeypatch).api_key == ["c"], "no sum of two lists"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +181,9 @@ def test_the_file_gives_flags_and_the_command_line_wins(
     [
         ("max-num-sequences: 5", "did you mean 'max-num-seqs'"),
         ("config: other.yaml", "no flag"),
+        ("port: 1\nhost: a\nport: 2", "port stands there twice"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2", "max-num-seqs stands there twice"),
+        ("", "expected lines"),
         ("no-cache: 5", "true or false"),
         ("port: true", "cannot be"),
         ("port: {a: 1}", "cannot be"),

@@ -4,12 +4,13 @@ along.
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
 
-from ridgeline.api.limits import LIMITS
+from ridgeline.api.limits import LIMITS, limits_of
 from ridgeline.api.openai import OpenAI
 from ridgeline.base.clock import VirtualClock
 from ridgeline.server.access import OPEN
@@ -129,6 +130,22 @@ async def test_a_body_beyond_the_limit_is_413_announced_or_not() -> None:
     part = b" " * (LIMITS.body_bytes // 2)
     got = await call(app, "POST", "/v1/completions", [part, part, part])
     assert got.status == 413 and got.json["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code"), [
+    ("/v1/completions", b'{"prompt": "' + b"a" * 90 + b'"}', 413, "request_too_large"),
+    ("/v1/chat/completions", b'{"messages": [{"content": [[1]]}]}', 400, "nesting_too_deep"),
+    ("/tokenize", b'{"prompt": [[[[]]]]}', 400, "nesting_too_deep"),
+    ("/v1/completions", b'{"prompt": ["a", "b"], "n": 2}', 400, "invalid_value"),
+    ("/v1/chat/completions", CHAT[:-1] + b', "n": 4}', 400, "invalid_value"),
+    ("/v1/chat/completions", CHAT[:-1] + b', "n": 3}', 200, None),
+])  # fmt: skip
+async def test_an_operator_sets_the_limits(path: str, body: bytes, status: int, code: str | None) -> None:
+    api, engine = fake_api()
+    api.served = replace(api.served, limits=limits_of(body_bytes=100, depth=3, choices=3))
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring())
+    got = await call(app, "POST", path, body)
+    assert got.status == status and got.json.get("error", {}).get("code") == code, got.body
 
 
 async def test_a_form_is_refused_and_a_missing_type_is_not() -> None:
