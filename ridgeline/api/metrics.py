@@ -93,7 +93,35 @@ _LABELS: Mapping[str, str] = {
     "spec_decode_num_drafts_total": "drafts",
 }
 TTFT_PARTS = ("tokenise", "queue", "schedule", "prefill", "deliver")
+_SUCCESS = "Choices that ended, by reason."
+_PARTS = "What the time to the first token is made of; sums to it."
 _FINISHED = ("stop", "length", "abort", "error", "refused", "shed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A metric's name without a prefix, its kind as Prometheus calls it, the labels that it has beside
+    model_name and engine, and what it means."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+def described() -> list[Described]:
+    """Every metric that `Metrics.render` can show, in its order."""
+    own = [("counter", *item) for item in _COUNTERS.items()]
+    own.append(("counter", "request_success_total", _SUCCESS))
+    own += [("histogram", name, text) for name, (text, _) in _HISTOGRAMS.items()]
+    own.append(("histogram", "time_to_first_token_part_seconds", _PARTS))
+    own += [(kind, name, text) for name, (kind, text) in _ENGINE.items()]
+    labels = dict(_LABELS)
+    labels |= {"request_success_total": "finished_reason", "time_to_first_token_part_seconds": "part"}
+    return [
+        Described(name=name, kind=kind, text=text, labels=(labels[name],) if name in labels else ())
+        for kind, name, text in own
+    ]
 
 
 @dataclass(slots=True)
@@ -172,7 +200,7 @@ class Metrics:
             yield from _family(f"{prefix}:{name}", "counter", text)
             yield f"{prefix}:{name}{{{labels}}} {_number(self.counters[name])}"
         name = f"{prefix}:request_success_total"
-        yield from _family(name, "counter", "Choices that ended, by reason.")
+        yield from _family(name, "counter", _SUCCESS)
         for reason, count in self.finished.items():
             yield f'{name}{{{labels},finished_reason="{reason}"}} {count}'
         for base, histogram in self.histograms.items():
@@ -180,7 +208,7 @@ class Metrics:
             yield from _family(name, "histogram", _HISTOGRAMS[base][0])
             yield from histogram.lines(name, labels)
         name = f"{prefix}:time_to_first_token_part_seconds"
-        yield from _family(name, "histogram", "What the time to the first token is made of; sums to it.")
+        yield from _family(name, "histogram", _PARTS)
         for part, histogram in self.parts.items():
             yield from histogram.lines(name, f'{labels},part="{part}"')
 

@@ -112,6 +112,8 @@ def read_keys(path: Path) -> list[Key]:
         raise ConfigError(f"the API keys cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
+    if not tables:
+        raise ConfigError(f"{path} holds no API key, and without one everybody would be let in")
     num_plain, keys = sum("key" in table for _, table in tables), [_key(*one) for one in tables]
     for number, (where, _) in enumerate(tables):
         before = keys[:number]

@@ -68,6 +68,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"line {1 + len(wrong.splitlines())}") as error:
             read_keys(path)
         assert "gold" not in str(error.value), "a message shows no key"
+    path.write_text("# nobody\n")
+    with pytest.raises(ConfigError, match="holds no API key"):
+        read_keys(path)
     path.write_bytes(b"\xff\xfe")
     for missing in (path, tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
