@@ -20,12 +20,14 @@ from ridgeline.spec.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """num_requests of prompt_tokens in and output_tokens out, `concurrency` at a time; all end by length."""
+    """num_requests of prompt_tokens in and output_tokens out, `concurrency` at a time; all end by length.
+    grammar: that answers follow, which must be longer than they may be."""
 
     num_requests: int
     concurrency: int
     prompt_tokens: int
     output_tokens: int
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Driver:
                      requests=tuple(self._trace.requests))
 
     def _add(self, prompt: NDArray[np.int32], shape: Shape) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=shape.output_tokens, ignore_eos=True,
-                                detokenize=False)
+        params = SamplingParams(temperature=0.0, max_tokens=shape.output_tokens, grammar=shape.grammar,
+                                ignore_eos=shape.grammar is None, detokenize=False)
         self._loop.add(NewRequest(id=f"bench-{next(self._numbers)}", prompt=prompt, params=params,
                                   arrived_s=self._clock.now()))

@@ -1,5 +1,5 @@
-"""`ridgeline bench latency | throughput | probe | speculate | kernels | startup | steps | simulated |
-serve`."""
+"""`ridgeline bench latency | throughput | probe | speculate | structured | kernels | startup | steps |
+simulated | serve`."""
 
 import argparse
 from dataclasses import fields, replace
@@ -17,6 +17,7 @@ _HERE = {
     "throughput": "many requests at a time",
     "probe": "the machine itself",
     "speculate": "requests with drafts beside requests without",
+    "structured": "steps with a JSON schema beside steps without, and jump-ahead beside none",
     "kernels": "a published shape's GPU kernels",
     "startup": "the way to the first token",
     "steps": "decode steps beside a calibrated profile",
@@ -38,9 +39,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--prompt-tokens", type=count, metavar="TOKENS", help="of a request (128)")
     group.add_argument("--output-tokens", type=count, metavar="TOKENS", help="of a request (128)")
-    group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16)")
+    group.add_argument("--concurrency", type=count, metavar="N", help="requests at a time (16; 32)")
     group.add_argument("--num-requests", type=count, metavar="N",
-                       help="in all (latency: 5, throughput: 16), or pairs of a workload (speculate: 10)")
+                       help="in all (latency: 5, throughput: 16), or pairs of a workload (10)")
     group.add_argument("--batch", type=count, nargs="+", metavar="N", help="steps: rows of each (1 8 32 128)")
     group.add_argument("--context", type=count, nargs="+", metavar="TOKENS",
                        help="steps: tokens behind each row (1024 8192)")
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"bench {args.what} has no use for --tune: it is of bench kernels")
     if args.what == "speculate":
         return _run_speculate(args)
+    if args.what == "structured":
+        return _run_structured(args)
     from ridgeline.bench.offline import BenchArgs
     from ridgeline.bench.offline import run as run_bench
 
@@ -148,6 +151,19 @@ def _run_speculate(args: argparse.Namespace) -> int:
 
     return run_speculate(SpeculateArgs(engine=engine_config(args), num_pairs=args.num_requests,
                                        output_tokens=args.output_tokens, json=args.json))
+
+
+def _run_structured(args: argparse.Namespace) -> int:
+    given = [f"--{name}" for name in ("prompt-tokens", "profile")
+             if getattr(args, name.replace("-", "_")) is not None]
+    if given:
+        raise ConfigError(f"bench structured has no use for {' and '.join(given)}: leave it out")
+    from ridgeline.bench.structured import StructuredArgs
+    from ridgeline.bench.structured import run as run_structured
+
+    return run_structured(StructuredArgs(
+        engine=engine_config(args), num_pairs=args.num_requests, rows=args.concurrency,
+        output_tokens=args.output_tokens, json=args.json, seed=args.seed))
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

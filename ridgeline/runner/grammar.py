@@ -26,7 +26,7 @@ from torch import Tensor
 from ridgeline.base.errors import RequestError
 from ridgeline.schedule.plan import SAMPLE_NONE, RowStart, StepPlan
 
-FORBIDDEN = -1e30  # a logit that no other reaches; finite, so that a row of them does not count as broken
+FORBIDDEN = -1e30  # added, makes a logit that no other reaches; finite: a row of them is not broken
 MOST_COMPILED = 256
 LEAST_FORCED = 2  # tokens: a single one is sampled by a step that is planned already
 
@@ -105,11 +105,11 @@ class Masks:
         if not at:
             return logits_SV
         self.filled.result()
-        bits = np.unpackbits(self.bits_NW[of].view(np.uint8), axis=1, bitorder="little")
-        allowed_NV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device).bool()
-        masked_SV = logits_SV.clone()
-        masked_SV[at] = torch.where(allowed_NV, logits_SV[at], FORBIDDEN)
-        return masked_SV
+        forbidden_SW = np.zeros((len(logits_SV), self.bits_NW.shape[1]), np.int32)
+        forbidden_SW[at] = ~self.bits_NW[of]
+        bits = np.unpackbits(forbidden_SW.view(np.uint8), axis=1, bitorder="little")
+        forbidden_SV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device)
+        return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN)  # a tenth of what selecting takes
 
 
 class Grammars:

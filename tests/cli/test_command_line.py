@@ -52,7 +52,7 @@ FLAGS = {
     **{f"bench {what}": ENGINE | {
         "--prompt-tokens", "--output-tokens", "--concurrency", "--num-requests", "--json", "--profile",
         "--tune", "--batch", "--context",
-    } for what in ("latency", "throughput", "probe", "speculate", "kernels", "startup", "steps",
+    } for what in ("latency", "throughput", "probe", "speculate", "structured", "kernels", "startup", "steps",
                    "simulated")},
     "bench serve": {
         "--url", "--model", "--api-key", "--endpoint", "--no-ignore-eos", "--timeout", "--dataset", "--rate",
