@@ -113,7 +113,7 @@ def test_the_engine_ends_with_its_server_even_by_sigkill(tiny: Path, tmp_path: P
 
 
 def test_a_killed_engine_is_told_and_started_again(tiny: Path, tmp_path: Path) -> None:
-    """To clients at once, to /health meanwhile; the next engine answers as the first did, which leaves nothing
+    """To clients at once, to /health meanwhile; the next engine answers as the first did, that leaves nothing
     behind."""
     server = launch(*_words(tiny), sockets=tmp_path)
     server.probe()
