@@ -20,6 +20,7 @@ from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import (
     PLACEHOLDER,
     SAMPLE_NEXT,
+    UNDONE,
     Drafting,
     RowLogprobs,
     RowStart,
@@ -112,8 +113,9 @@ class FakeExecutor:
     """Runs plans in order, each when it is finished.
 
     speculate: drafts that it has for each row at the most, 0 for an executor that drafts nothing.
-    fail: rows (indices into the plan) that fail in a plan. lose: plans that raise before anything is done;
-    blow_up: an exception for a plan, raised in finish() after the device has done its work, or None."""
+    fail: rows (indices into the plan) that fail in a plan; undo: rows that lack memory. lose: plans that
+    raise before anything is done, and short: those that lack memory before; blow_up: an exception for a plan,
+    raised in finish() after the device has done its work, or None."""
 
     layout: CacheLayout
     num_pages: int
@@ -126,6 +128,8 @@ class FakeExecutor:
     fail: Callable[[StepPlan], Sequence[int]] = lambda plan: ()
     blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None
     lose: Callable[[StepPlan], bool] = lambda plan: False
+    undo: Callable[[StepPlan], Sequence[int]] = lambda plan: ()
+    short: Callable[[StepPlan], bool] = lambda plan: False
     clock: VirtualClock | None = None
     plans: list[StepPlan] = field(default_factory=list)
 
@@ -162,6 +166,9 @@ class FakeExecutor:
         if self.lose(plan):
             self._lost.update(plan.request.tolist())
             raise RuntimeError("lost")
+        if self.short(plan):
+            self._lost.update(plan.request.tolist())
+            raise MemoryError("no room")
         result = replace(self._run(plan), started_s=now, finished_s=now + 1.0)
         error = self.blow_up(plan)
         if error is not None:
@@ -174,6 +181,7 @@ class FakeExecutor:
         self._check_shape(plan)
         for start in plan.row_starts:
             assert 0 <= start.row < self.num_rows
+            self._lost.discard(start.request)
             history = [*start.prompt.tolist(), *start.output.tolist()]
             self._rows[start.row] = _Row(start, history, digests(history))
         for table, news in zip(self._tables, plan.tables):
@@ -187,9 +195,13 @@ class FakeExecutor:
             assert 0 < source < sizes[from_space] and 0 < target < sizes[to_space]
             assert (from_space, source) != (to_space, target)
             self._spaces[to_space][target] = dict(self._spaces[from_space][source])
+        undone = list(self.undo(plan))
+        self._lost.update(plan.request[undone].tolist())
         self._write(plan)
         self._read(plan)
-        return self._sample(plan)
+        result = self._sample(plan)
+        result.failed[undone] = UNDONE
+        return replace(result, short=bool(undone))
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_rows > 0 and plan.num_tokens == int(plan.count.sum()) <= self.max_step_tokens
@@ -314,12 +326,15 @@ class Harness:
                  num_host_pages: int = 0, pressure: Pressure = NO_PRESSURE,
                  fail: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
                  lose: Callable[[StepPlan], bool] = lambda plan: False,
+                 undo: Callable[[StepPlan], Sequence[int]] = lambda plan: (),
+                 short: Callable[[StepPlan], bool] = lambda plan: False,
                  blow_up: Callable[[StepPlan], Exception | None] = lambda plan: None) -> None:
         self.clock = VirtualClock()
         self.executor = FakeExecutor(
             layout_of(kind, block_tokens), num_pages, num_rows=num_rows, max_step_tokens=max_step_tokens,
             max_model_len=max_model_len, max_in_flight=depth, speculate=speculate,
-            num_host_pages=num_host_pages, fail=fail, lose=lose, blow_up=blow_up, clock=self.clock)
+            num_host_pages=num_host_pages, fail=fail, lose=lose, undo=undo, short=short,
+            blow_up=blow_up, clock=self.clock)
         self.manager = manager or KVManager(self.executor.layout, num_pages,
                                             prefix_caching=prefix_caching and cache,
                                             num_host_pages=num_host_pages)

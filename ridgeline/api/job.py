@@ -26,7 +26,12 @@ class Engine(Protocol):
 
     @property
     def dead(self) -> str | None:
-        """Why the engine cannot be used any more, or None."""
+        """Why the engine cannot be used now, or None."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often it was started again after it had died."""
         ...
 
     def submit(

@@ -52,8 +52,10 @@ class Live:
                                   parts_s=choice.parts_s, good=good))  # fmt: skip
 
     def sample(self, stats: Mapping[str, Any]) -> None:
-        """The engine's newest numbers; kept once a second."""
+        """The engine's newest numbers; kept once a second. Those of an engine before are forgotten."""
         now = self._clock.now()
+        if self._stats and stats["uptime_s"] < self._stats["uptime_s"]:
+            self._samples.clear()
         self._stats = stats
         if self._samples and now - self._samples[-1]["at_s"] < SAMPLE_S:
             return

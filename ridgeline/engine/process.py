@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,17 +25,18 @@ from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import RidgelineError
 from ridgeline.base.logs import FORMATS, LogStyle, configure
-from ridgeline.engine.build import build_engine
+from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.service import Service
 from ridgeline.frontend.protocol import Ask, Refused, ToEngine
 
+Build = Callable[[EngineConfig], Engine]
 PARENT_POLL_S = 0.5
 TELL_S = 1.0  # how long a failed start waits for somebody to tell
 _log = logging.getLogger("ridgeline.engine")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 after a shutdown, 2 for a mistake of the user's, 1 for one of ours."""
+def main(argv: Sequence[str] | None = None, build: Build = partial(build_engine, serving=True)) -> int:
+    """Exit code 0 after a shutdown, 2 for a mistake of the user's, 1 for one of ours. build: the engine."""
     parser = argparse.ArgumentParser(prog="python -m ridgeline.engine.process")
     parser.add_argument("--config-json", required=True, help="an EngineConfig as JSON")
     parser.add_argument("--socket", required=True, help="the address to bind, such as ipc:///run/engine.sock")
@@ -57,16 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     socket.set(zmq.LINGER, 500)
     socket.bind(args.socket)
     try:
-        return _serve(config, socket)
+        return _serve(config, socket, build)
     finally:
         socket.close()
         context.term()
         _remove_file(args.socket, folder=args.parent_pid is not None)
 
 
-def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]") -> int:
+def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]", build: Build) -> int:
     try:
-        engine = build_engine(config, serving=True)
+        engine = build(config)
     except Exception as error:
         user_error = isinstance(error, RidgelineError)
         if not user_error:

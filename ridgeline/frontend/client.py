@@ -28,6 +28,7 @@ from ridgeline.spec.sampling import SamplingParams
 
 _LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some others 104
 STALL_S = 120.0
+ENGINE = "ridgeline.engine.process"
 WATCH_S = 1.0
 
 
@@ -47,6 +48,8 @@ class EngineClient:
     engine counts as stuck; then, as when its process dies, everything that waits gets EngineDeadError.
     """
 
+    num_restarts = 0  # a dead one stays dead; the keeper has more than one
+
     def __init__(self, address: str, *, stall_s: float = STALL_S, clock: Clock | None = None) -> None:
         self.info: Mapping[str, Any] = {}
         self._clock = clock or WallClock()
@@ -62,6 +65,7 @@ class EngineClient:
         self._requests: dict[str, asyncio.Queue[News | Exception]] = {}
         self._asks: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._dead: str | None = None
+        self._gone = asyncio.Event()
         self._closing = False
         self._num_steps = -1
         self._moved_s = self._clock.now()
@@ -73,9 +77,10 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, stall_s: float = STALL_S, logs: LogStyle = TEXT
+        cls, config: EngineConfig, *, stall_s: float = STALL_S, logs: LogStyle = TEXT, module: str = ENGINE
     ) -> "EngineClient":
-        """Start an engine process, which logs in the style `logs`, and wait until it serves.
+        """Start an engine process, which logs in the style `logs`, and wait until it serves. module: what runs
+        as the engine.
 
         Raises ConfigError with the engine's own words when it cannot start. The process ends with this one,
         however this one ends.
@@ -83,7 +88,7 @@ class EngineClient:
         folder = _socket_folder()
         address = f"ipc://{folder}/engine.sock"
         settings = msgspec.json.encode(config).decode()
-        command = ["-m", "ridgeline.engine.process", "--config-json", settings, "--socket", address]
+        command = ["-m", module, "--config-json", settings, "--socket", address]
         command += ["--parent-pid", str(os.getpid()), *logs.words()]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdin=asyncio.subprocess.DEVNULL
@@ -141,6 +146,12 @@ class EngineClient:
     @property
     def dead(self) -> str | None:
         """Why the engine cannot be used any more, or None."""
+        return self._dead
+
+    async def gone(self) -> str:
+        """Waits until it cannot be used any more; why."""
+        await self._gone.wait()
+        assert self._dead is not None
         return self._dead
 
     # ---- requests
@@ -243,6 +254,7 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = reason
+        self._gone.set()
         for queue in self._requests.values():
             queue.put_nowait(EngineDeadError(reason))
         for future in self._asks.values():

@@ -7,8 +7,9 @@ Charter:
      event.
   3. Steps of decodes alone are one CUDA graph, sampling included; steps with prompts go kernel by kernel.
      prepare() compiles and records all of it, so that no request waits for a kernel.
-  4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes;
-     rows whose numbers are not finite are found on the GPU and reported with the result.
+  4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes; a
+     row that lacks memory even alone is reported as undone. Rows whose numbers are not finite are found on
+     the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
   6. Nothing waits inside a step.
 
@@ -33,9 +34,10 @@ from ridgeline.runner.cache import PageCache
 from ridgeline.runner.choose import Chooser, Scores
 from ridgeline.runner.graphs import FIELDS, DecodeGraphs
 from ridgeline.runner.inputs import build_step, select
+from ridgeline.runner.isolate import Broken, Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.rows import Rows
-from ridgeline.runner.runner import NOT_FINITE, Places, isolate
+from ridgeline.runner.runner import NOT_FINITE
 from ridgeline.runner.stage import stage
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, Copies, RowLogprobs, StepPlan, StepResult
@@ -62,7 +64,7 @@ class _Flight:
     out_2R: Tensor
     sampled: Places
     experts_read: int = 0
-    errors: dict[int, str] = field(default_factory=dict)
+    broken: Broken = field(default_factory=Broken)
     scores: list[Scores] = field(default_factory=list)
     prompts: list[tuple[int, int, Scores]] = field(default_factory=list)
 
@@ -75,13 +77,10 @@ class _Flight:
 
     def result(self, started_s: float, finished_s: float) -> StepResult:
         plan, out_2R = self.plan, self.out_2R.numpy()[:, : self.plan.num_rows]
-        failed, num_new = out_2R[1].astype(np.uint8), np.zeros(plan.num_rows, np.int32)
-        if failed.any():
-            self.errors |= dict.fromkeys(
-                set(np.flatnonzero(failed).tolist()) - self.errors.keys(), NOT_FINITE
-            )
-        if self.errors:
-            failed[list(self.errors)] = 1
+        num_new, errors = np.zeros(plan.num_rows, np.int32), self.broken.errors
+        if out_2R[1].any():
+            errors |= dict.fromkeys(set(np.flatnonzero(out_2R[1]).tolist()) - errors.keys(), NOT_FINITE)
+        failed = self.broken.codes(plan.num_rows)
         num_new[self.sampled] = 1
         num_new[failed != 0] = 0
         return StepResult(
@@ -89,7 +88,8 @@ class _Flight:
             num_new=num_new,
             tokens=out_2R[0][num_new != 0].copy(),
             failed=failed,
-            errors=self.errors,
+            errors=errors,
+            short=self.broken.short,
             logprobs={
                 place: one
                 for scores in self.scores
@@ -162,7 +162,15 @@ class GpuExecutor:
         torch.cuda.synchronize(self._device)
 
     def begin(self, plan: StepPlan, now: float) -> int:
-        """Launch a step; returns its ticket."""
+        """Launch a step; returns its ticket. MemoryError when there is none even for its news."""
+        try:
+            return self._launch(plan)
+        except Exception as error:
+            if lacks_memory(error):
+                raise MemoryError(as_text(error)) from None
+            raise
+
+    def _launch(self, plan: StepPlan) -> int:
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
         assert plan.num_tokens <= self._capacity.max_step_tokens and not plan.draft.any()
         slot = self._slots[self._next_ticket % len(self._slots)]
@@ -240,6 +248,7 @@ class GpuExecutor:
         try:
             done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
         except torch.OutOfMemoryError:
+            flight.broken.short = True
             return None
         num = plan.num_rows
         self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
@@ -250,7 +259,7 @@ class GpuExecutor:
         plan, outs = flight.plan, []
         out_2R = torch.zeros(2, plan.num_rows, dtype=torch.int32, device=self._device)
         isolate(
-            np.arange(plan.num_rows), lambda places: outs.append(self._part(flight, places)), flight.errors
+            np.arange(plan.num_rows), lambda places: outs.append(self._part(flight, places)), flight.broken
         )
         for places, part_2P in outs:
             out_2R[:, stage(places, self._device)] = part_2P

@@ -8,7 +8,7 @@ Charter:
   4. Only positions that sample are projected; prompt log-probabilities go in slices of bounded memory.
   5. A row that breaks fails alone: a step that raises is bisected by rows, and rows whose numbers are not
      finite are reported; nothing is rolled back here, since writing the same keys and values again changes
-     nothing, and recurrent states land last.
+     nothing, and recurrent states land last. A row that lacks memory even alone is reported as undone.
   6. What a grammar leaves no choice in is known with the token before it (grammar.py). A step that was
      planned before computes such a row and does not sample it.
   7. Drafts fill the slots that a plan reserves for them and stand as far as the sampler says the same
@@ -21,7 +21,6 @@ Legend: R rows of the plan, S positions that are projected, T tokens, H hidden, 
 """
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -36,6 +35,7 @@ from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.inputs import build_step, select
+from ridgeline.runner.isolate import Broken, Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores, row_logprobs
 from ridgeline.runner.pool import Pooler
 from ridgeline.runner.rows import Rows
@@ -45,7 +45,6 @@ from ridgeline.runner.speculate.verify import Span, verify
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, Drafting, RowLogprobs, StepPlan, StepResult
 
-Places = NDArray[np.int64]
 _NO_DRAFTS = Proposal(tokens=[])
 NOT_FINITE = "the model's numbers for this request are not finite (NaN or Inf in its weights or activations)"
 
@@ -63,7 +62,7 @@ class _Outcome:
     proposals: dict[int, Proposal]
     tokens: dict[int, list[int]] = field(default_factory=dict)
     forced: dict[int, list[int]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    broken: Broken = field(default_factory=Broken)
     logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
@@ -79,19 +78,19 @@ class _Outcome:
 
     def unbroken(self, places: Places) -> Places:
         """Those without an error so far."""
-        return np.array([place for place in places if place not in self.errors], np.int64)
+        return np.array([place for place in places if place not in self.broken.errors], np.int64)
 
     def result(self, plan: StepPlan, drafting: Drafting | None, started_s: float,
                finished_s: float) -> StepResult:
-        failed = np.zeros(plan.num_rows, np.uint8)
-        failed[list(self.errors)] = 1
+        failed = self.broken.codes(plan.num_rows)
         num_new = np.zeros(plan.num_rows, np.int32)
         num_new[list(self.tokens)] = [len(new) for new in self.tokens.values()]
         tokens = np.array([token for place in sorted(self.tokens) for token in self.tokens[place]], np.int32)
         return StepResult(
-            step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.errors,
+            step=plan.step, num_new=num_new, tokens=tokens, failed=failed, errors=self.broken.errors,
             forced=self.forced, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
-            pooled=self.pooled, returned_tickets=plan.copies.ticket, experts_read=self.experts_read,
+            pooled=self.pooled, returned_tickets=plan.copies.ticket, short=self.broken.short,
+            experts_read=self.experts_read,
             started_s=started_s, finished_s=finished_s, drafting=drafting)
 
 
@@ -153,23 +152,31 @@ class LocalExecutor:
     # ---- on the worker
 
     def _run(self, plan: StepPlan) -> StepResult:
+        try:
+            return self._step(plan)
+        except Exception as error:
+            if lacks_memory(error):
+                raise MemoryError(as_text(error)) from None
+            raise
+
+    def _step(self, plan: StepPlan) -> StepResult:
         started_s = self._clock.now()
         with torch.inference_mode():
-            errors = self._take_news(plan)
+            broken = Broken(errors=self._take_news(plan))
             if self.grammars is not None:
                 plan = self.grammars.without_known(plan)
             proposals: dict[int, Proposal] = {}
             if self._drafter is not None:
                 plan, proposals = self._drafter.fill(plan)
             outcome = _Outcome(hidden_SH=torch.empty(0), ends=(plan.draft + 1).cumsum(),
-                               proposals=proposals, errors=errors)
+                               proposals=proposals, broken=broken)
             if self.grammars is not None:
                 outcome.masks = self.grammars.masks(plan)
             everyone = outcome.unbroken(np.arange(plan.num_rows))
-            isolate(everyone, lambda places: self._forward(plan, places, outcome), outcome.errors)
+            isolate(everyone, lambda places: self._forward(plan, places, outcome), broken)
             sampling = outcome.unbroken(np.flatnonzero(plan.sample != SAMPLE_NONE))
             outcome.experts_read = self._model.take_experts_read()
-            isolate(sampling, lambda places: self._sample(plan, places, outcome), outcome.errors)
+            isolate(sampling, lambda places: self._sample(plan, places, outcome), broken)
             if self.grammars is not None:
                 self._follow(self.grammars, plan, outcome)
             outcome.land()
@@ -187,7 +194,7 @@ class LocalExecutor:
                 self._sampler.start(start)
             except Exception as error:  # parameters that slipped past the door
                 places = np.flatnonzero(plan.row == start.row)
-                errors.update(dict.fromkeys(places.tolist(), _text(error)))
+                errors.update(dict.fromkeys(places.tolist(), as_text(error)))
             if self._drafter is not None:
                 self._drafter.start(start)
             if self.grammars is not None:
@@ -207,14 +214,14 @@ class LocalExecutor:
         outcome.hidden_SH[torch.from_numpy(_tails(outcome.ends[places], part.draft))] = hidden_SH
         own_RH = outcome.hidden_SH[torch.from_numpy(outcome.ends[places] - 1 - part.draft)]
         broken = places[torch.isfinite(own_RH).all(1).logical_not_().cpu().numpy()]
-        outcome.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
+        outcome.broken.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
         for place, vector in self._pooler.of(part, x_TH):
             outcome.pooled[int(places[place])] = vector
         chunks = slice(part.num_decodes, None)  # a decode predicts no token of its prompt
         first = int(part.count[:part.num_decodes].sum())
         for place, count in zip(places[chunks].tolist(), part.count[chunks].tolist()):
             found = self._scores.of(plan, place, x_TH[first: first + count])
-            if found and place not in outcome.errors:
+            if found and place not in outcome.broken.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
         if step.runs is None:
@@ -247,7 +254,7 @@ class LocalExecutor:
         for place, row, tokens, broken, where in zip(places.tolist(), rows.tolist(), taken, failed,
                                                      first.tolist()):
             if broken:
-                outcome.errors[place] = NOT_FINITE
+                outcome.broken.errors[place] = NOT_FINITE
                 continue
             outcome.tokens[place] = tokens
             if (most := self._rows.request(row).params.logprobs) is not None:
@@ -265,7 +272,7 @@ class LocalExecutor:
             if (error := grammars.accept(row, tokens)) is not None:
                 del outcome.tokens[place]
                 outcome.logprobs.pop(place, None)
-                outcome.errors[place] = error
+                outcome.broken.errors[place] = error
             elif forced := grammars.force(row, end + len(tokens)):
                 outcome.forced[place] = forced
                 self._sampler.extend(row, end + len(tokens), forced)
@@ -277,27 +284,6 @@ def _tails(ends: Places, draft: NDArray[np.int32]) -> Places:
         return ends - 1
     sizes = draft + 1
     return np.arange(int(sizes.sum())) + np.repeat(ends - sizes.cumsum(), sizes)
-
-
-def isolate(places: Places, run: Callable[[Places], None], errors: dict[int, str]) -> None:
-    """Run all places together; when that raises, halve until the rows that cannot run stand alone."""
-    if not len(places):
-        return
-    try:
-        run(places)
-        return
-    except Exception as error:  # whatever a row breaks on, the others must go on
-        reason = _text(error)  # and not the error, which holds on to the memory of what broke
-    if len(places) == 1:
-        errors[int(places[0])] = reason
-        return
-    middle = len(places) // 2
-    isolate(places[:middle], run, errors)
-    isolate(places[middle:], run, errors)
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _set_threads(threads: int | None) -> None:

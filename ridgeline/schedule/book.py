@@ -129,6 +129,12 @@ class Book:
         self.waits.begin(request, Wait.PREEMPTED, self.waits.now)
         self.queue.add(request)
 
+    def undo(self, request: Request) -> None:
+        """From its row back to the queue, since a step lacked memory for it: it goes on from what was
+        computed before, and what steps in flight say of it does not count."""
+        self.preempt(request)
+        request.void_step = request.last_step
+
     def degrade(self, request: Request) -> None:
         """A request that waits ranks behind all others from now on, unless it has aged."""
         if request.aged:

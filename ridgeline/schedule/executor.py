@@ -50,7 +50,8 @@ class Executor(Protocol):
     def finish(self, ticket: int, now: float) -> StepResult:
         """Wait for a step. Tickets are finished in the order begun.
 
-        EngineDeadError when the executor itself is broken; any other error fails the rows of this step alone.
+        EngineDeadError when the executor itself is broken; MemoryError when there was none for this step, of
+        which nothing counts; any other error fails the rows of this step alone.
         """
         ...
 

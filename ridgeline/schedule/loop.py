@@ -18,7 +18,7 @@ from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Trace
 from ridgeline.schedule.executor import Executor, Oracle
 from ridgeline.schedule.leap import Leap
-from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.plan import FAILED, UNDONE, StepPlan, StepResult
 from ridgeline.schedule.records import (
     Came,
     Flight,
@@ -38,7 +38,7 @@ class Loop:
 
     trace: takes a record of each step and each ended choice. prices: what they should have taken, for the
     records. for_replay: records say what a replay needs. EngineDeadError from the executor passes through;
-    any other error fails the requests of that step and no other.
+    a MemoryError leaves the step undone; any other error fails the requests of that step and no other.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, trace: Trace | None = None,
@@ -150,7 +150,7 @@ class Loop:
         pages = [*(flight.load.used_pages for flight in flights), *used.tolist()]
         begun_s = [*(flight.begun_s for flight in flights), *future.finished_s.tolist()]
         self._flights = deque(
-            Flight(plan=plan, ticket=ticket, error="", begun_s=begun_s[num_steps + i], plan_s=0.0,
+            Flight(plan=plan, ticket=ticket, error=None, begun_s=begun_s[num_steps + i], plan_s=0.0,
                    planned_s=oracle.ready_at(ticket) - begun_s[num_steps + i], num_preemptions=0,
                    load=replace(load, used_pages=pages[num_steps + i]))
             for i, (plan, ticket) in enumerate(zip(plans, tickets, strict=True)))
@@ -185,7 +185,7 @@ class Loop:
     # ---- inside
 
     def _begin(self, plan: StepPlan, before_s: float) -> Flight:
-        ticket, error, planned_s = None, "", None
+        ticket, error, planned_s = None, None, None
         begun_s = self._clock.now()
         try:
             ticket = self._executor.begin(plan, begun_s)
@@ -194,7 +194,7 @@ class Loop:
         except EngineDeadError:
             raise
         except Exception as failure:
-            error = _reason(failure)
+            error = failure.with_traceback(None)  # which holds on to the memory of what broke
         load = self._scheduler.load()
         preempted = load.num_preemptions - self._num_preemptions
         self._num_preemptions = load.num_preemptions
@@ -202,15 +202,16 @@ class Loop:
                       planned_s=planned_s, load=load, num_preemptions=preempted)
 
     def _finish(self, flight: Flight) -> StepResult:
-        """The executor's result, or one in which every row failed."""
-        if flight.ticket is None:
-            return _failed(flight.plan, flight.error, self._clock.now())
+        """The executor's result, or one in which every row failed, or lacked memory."""
+        if flight.error is not None:
+            return _broken(flight.plan, flight.error, self._clock.now())
+        assert flight.ticket is not None
         try:
             return self._executor.finish(flight.ticket, self._clock.now())
         except EngineDeadError:
             raise
         except Exception as failure:
-            return _failed(flight.plan, _reason(failure), self._clock.now())
+            return _broken(flight.plan, failure, self._clock.now())
 
     def _tell(self, news: list[Output], now: float, *, aborted: bool = False) -> None:
         """Queue news; choices that ended leave a record, and their last news gets its floor."""
@@ -242,13 +243,12 @@ def _with_floor(output: Output, floors: Mapping[tuple[str, int], float | None]) 
     return msgspec.structs.replace(output, account={**output.account, "floor_s": floor_s})
 
 
-def _reason(failure: Exception) -> str:
-    return f"the step failed: {type(failure).__name__}: {failure}"
-
-
-def _failed(plan: StepPlan, reason: str, now: float) -> StepResult:
-    """Every row failed, and nobody knows what became of the plan's copies."""
+def _broken(plan: StepPlan, failure: Exception, now: float) -> StepResult:
+    """No row came through, and nobody knows what became of the plan's copies."""
+    short = isinstance(failure, MemoryError)
+    reason = f"the step failed: {type(failure).__name__}: {failure}"
     return StepResult(
         step=plan.step, num_new=np.zeros(plan.num_rows, np.int32), tokens=np.zeros(0, np.int32),
-        failed=np.ones(plan.num_rows, np.uint8), errors=dict.fromkeys(range(plan.num_rows), reason),
-        lost_tickets=plan.copies.ticket, started_s=now, finished_s=now)
+        failed=np.full(plan.num_rows, UNDONE if short else FAILED, np.uint8), short=short,
+        errors=dict.fromkeys(range(plan.num_rows), reason), lost_tickets=plan.copies.ticket, started_s=now,
+        finished_s=now)

@@ -18,6 +18,9 @@ PLACEHOLDER = -1  # in `tokens`: the token that the step in flight is sampling f
 SAMPLE_NONE = 0  # a chunk that does not reach the last known token
 SAMPLE_NEXT = 1  # project the row's last position and sample the next token
 
+FAILED = 1  # the row broke: its request ends
+UNDONE = 2  # there was no memory for the row: nothing of the step counts for it, and it is to be tried again
+
 Int = NDArray[np.int32]
 Long = NDArray[np.int64]
 
@@ -145,11 +148,12 @@ class StepResult:
     """What an executor returns for a plan, in the plan's row order.
 
     num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1
-    when verifying); tokens [sum num_new] flat. failed [R] nonzero where the row's logits were not finite or
-    the row broke: such a row has num_new 0 and `errors` says why. forced: by index, tokens that can alone
+    when verifying); tokens [sum num_new] flat. failed [R] FAILED where the row's logits were not finite or
+    the row broke, UNDONE where memory lacked: such a row has num_new 0 and `errors` says why. short: memory
+    lacked for the step as a whole, and it went in parts if at all. forced: by index, tokens that can alone
     follow the row's new ones; where such a token was known before the step ended, a row that was to sample it
-    takes none. logprobs and prompt_logprobs: by index into
-    the plan's rows, only for rows that asked; prompt_logprobs[i] is a list of (position, RowLogprobs) in
+    takes none. logprobs and prompt_logprobs: by index into the plan's rows, only for rows that asked;
+    prompt_logprobs[i] is a list of (position, RowLogprobs) in
     order. pooled: by index too, [hidden], of the rows with `pool` whose prompt is whole. returned_tickets:
     copies that have finished; lost_tickets: those that never ran. experts_read: distinct experts whose
     weights were read, summed over the layers. started_s, finished_s: the executor's clock. drafting: None
@@ -167,6 +171,7 @@ class StepResult:
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
     lost_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
+    short: bool = False
     experts_read: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0

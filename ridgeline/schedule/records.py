@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.base.trace import RequestRecord, StepRecord
 from ridgeline.kv.prefix import HashChain
-from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.plan import FAILED, StepPlan, StepResult
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.scheduler import Load
 from ridgeline.schedule.speculate import Shape
@@ -43,7 +43,7 @@ class Flight:
 
     plan: StepPlan
     ticket: int | None
-    error: str
+    error: Exception | None
     begun_s: float
     plan_s: float
     planned_s: float | None
@@ -90,7 +90,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         num_forced=sum(map(len, result.forced.values())),
         context_tokens=int(plan.start.sum()) + plan.num_tokens, running=load.running, waiting=load.waiting,
         used_pages=load.used_pages, free_pages=load.free_pages, num_copies=len(plan.copies),
-        num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed)),
+        num_preemptions=flight.num_preemptions, num_failed=int(np.count_nonzero(result.failed == FAILED)),
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
         measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,

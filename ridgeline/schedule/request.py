@@ -106,8 +106,8 @@ class Request:
     still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
     yet; 0 once it has started. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
     first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
-    num_accepted: see `base.trace.RequestRecord`. must_tokens, late, retry_after_s: what `overload` knows of
-    it.
+    num_accepted: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does not count,
+    since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows of it.
     """
 
     number: int
@@ -131,6 +131,7 @@ class Request:
     status: Status = Status.WAITING
     row: int = -1
     last_step: int = -1
+    void_step: int = -1
     num_prompt: int = 0
     num_cached: int = 0
     reuse_limit: str = ""

@@ -30,6 +30,7 @@ from ridgeline.schedule.policies.policy import Limits, Policy, View
 from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import Finish, NewRequest, Output, Request
 from ridgeline.schedule.rows import Rows, Taken
+from ridgeline.schedule.size import StepSize
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.schedule.take import Taker
 
@@ -70,9 +71,10 @@ class Scheduler:
         self._cache = cache
         self._manager = manager
         self._num_pages = capacity.num_pages - 1
-        self._max_tokens = min(max_num_batched_tokens, capacity.max_step_tokens)
+        whole_tokens = 0 if cache else capacity.max_model_len
+        self._size = StepSize(min(max_num_batched_tokens, capacity.max_step_tokens), max(1, whole_tokens))
         self._rows = Rows(min(max_num_seqs, capacity.num_rows))
-        _check_sizes(self._rows.size, self._max_tokens, 0 if cache else capacity.max_model_len)
+        _check_sizes(self._rows.size, self._size.most, whole_tokens)
         most = manager.largest_request(capacity.max_model_len) if cache else _largest_whole(capacity)
         if most < 2:
             raise ConfigError(f"a KV cache of {capacity.num_pages - 1} pages cannot hold a prompt token and "
@@ -86,7 +88,7 @@ class Scheduler:
                               capacity=capacity, cache=cache, pressure=pressure)
         self._admission = Admission(rows=self._rows, book=self._book, memory=self._memory, policy=policy,
                                     cache=cache)
-        self._taker = Taker(rows=self._rows, book=self._book)
+        self._taker = Taker(rows=self._rows, book=self._book, size=self._size)
         self._policy = policy
         self._held = 0
         self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, layout=capacity.layout)
@@ -197,7 +199,12 @@ class Scheduler:
         broken = self._manager.lose_tickets(result.lost_tickets.tolist())
         self._manager.step_finished(plan.step)
         outputs = self._taker.take(plan, taken, result, now)
-        outputs += self._fail(broken, now)
+        if result.short:
+            self._size.lacked(plan.num_tokens)
+            self._undo(broken)
+        else:
+            self._size.went_well()
+            outputs += self._fail(broken, now)
         self._memory.index(taken)
         if self._speculation is not None:
             self._speculation.observe(plan, result, ahead=bool(self._begun))
@@ -212,8 +219,15 @@ class Scheduler:
             outputs.append(request.news(error="the step that was to fill its pages failed"))
         return outputs
 
+    def _undo(self, numbers: Sequence[int]) -> None:
+        """Those of these that run start again: their pages were to be filled by a step that lacked memory."""
+        for request in [self._book.requests[number] for number in numbers if number in self._book.requests]:
+            if request.row >= 0:
+                self._size.num_undone += 1
+                self._book.undo(request)
+
     def _view(self) -> View:
-        return View(rows=self._rows, queue=self._book.queue, most_tokens=self._max_tokens,
+        return View(rows=self._rows, queue=self._book.queue, most_tokens=self._size.tokens,
                     in_flight=len(self._begun), held=self._held, cached=self._memory.cached)
 
     def _serve(self, limits: Limits) -> tuple[Long, Long | None]:
@@ -249,7 +263,7 @@ class Scheduler:
             return False
         if self._begun[-1][1].draft is not None:
             return True
-        return self._choose(speculation, self._rows.pending(), self._max_tokens) is not None
+        return self._choose(speculation, self._rows.pending(), self._size.tokens) is not None
 
     def _draft(self, speculation: Speculation, counts: Long, most: int) -> Long | None:
         """Drafts by row, added to counts; None when there are none."""
@@ -278,9 +292,11 @@ class Scheduler:
         if limits.rows is not None:
             pending *= limits.rows
         long = pending > (1 if self._cache else 0)
-        if not np.count_nonzero(long):
+        if rows.size <= limits.tokens and not np.count_nonzero(long):
             return pending
         singles = ((pending > 0) & ~long).nonzero()[0]
+        if len(singles) > limits.tokens:  # memory lacked lately: the first in rank go on
+            singles = rows.by_rank(singles)
         serving = np.concatenate([singles, rows.by_rank(long.nonzero()[0])])
         counts = np.zeros(rows.size, np.int64)
         counts[serving] = share_tokens(pending[serving], limits.tokens, whole=not self._cache)
@@ -315,6 +331,7 @@ class Scheduler:
             "num_surplus_tokens": counters.num_surplus_tokens, "finished": dict(counters.finished),
             "num_swaps": counters.num_swaps, "num_host_hit_tokens": stats.num_host_hit_tokens,
             "num_out_pages": stats.num_out_pages, "num_back_pages": stats.num_back_pages,
+            **self._size.stats(),
             **({} if self._speculation is None else self._speculation.stats()),
             **({} if self._overload is None else self._overload.stats()),
         }

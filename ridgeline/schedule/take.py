@@ -7,17 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.schedule.book import Book
-from ridgeline.schedule.plan import Int, StepPlan, StepResult
+from ridgeline.schedule.plan import UNDONE, Int, StepPlan, StepResult
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.rows import Bool, Rows, Taken
+from ridgeline.schedule.size import StepSize
 
 
 class Taker:
     """Applies results to rows and requests. A row may have ended, or been preempted, while its step ran."""
 
-    def __init__(self, *, rows: Rows, book: Book) -> None:
+    def __init__(self, *, rows: Rows, book: Book, size: StepSize) -> None:
         self._rows = rows
         self._book = book
+        self._size = size
 
     def take(self, plan: StepPlan, taken: Taken, result: StepResult, now: float) -> list[Output]:
         """Sort the rows into quick (one token, nothing else happens) and slow, and take each kind its way."""
@@ -63,10 +65,15 @@ class Taker:
         request = book.requests.get(int(plan.request[index]))
         tokens = result.tokens[first:first + int(result.num_new[index])].tolist()
         tokens += result.forced.get(index, ())
-        if request is None:
-            book.surplus(None, len(tokens))
+        if request is None or plan.step <= request.void_step:
+            book.surplus(request, len(tokens))
             return None
         note_step(request, int(plan.start[index]), result.started_s)
+        if result.failed[index] == UNDONE and plan.num_tokens > self._size.least:
+            self._size.num_undone += 1
+            if request.row >= 0:
+                book.undo(request)
+            return None
         if result.failed[index]:
             book.finish(request, Finish.ERROR, now)
             return request.news(error=result.errors.get(index, "the step failed"))

@@ -30,8 +30,8 @@ class Health:
         self._stats: Mapping[str, Any] = {}
 
     async def watch(self) -> None:
-        """Poll until the engine is gone. One in the middle of a long step answers late; that is no fault."""
-        while self._engine.dead is None:
+        """Poll for ever. An engine in the middle of a long step answers late; that is no fault."""
+        while True:
             await self._poll()
             await asyncio.sleep(POLL_S)
 
@@ -42,7 +42,8 @@ class Health:
                 await self._poll()
         except TimeoutError:
             pass
-        return _gauges(self._stats) if self._stats else {}
+        gauges = _gauges(self._stats) if self._stats else {}
+        return gauges | {"engine_restarts_total": self._engine.num_restarts}
 
     def trouble(self) -> str | None:
         """What is wrong with the engine, or None when it lives."""
@@ -57,6 +58,7 @@ class Health:
         try:
             stats = await self._engine.ask("stats")
         except EngineDeadError:
+            self._stats, self._num_steps, self._moved_s = {}, -1, self._clock.now()
             return
         idle = not stats["num_running"] and not stats["num_waiting"]
         if idle or stats["num_steps"] != self._num_steps:
@@ -85,6 +87,9 @@ def _gauges(stats: Mapping[str, Any]) -> dict[str, EngineValue]:
         "prefix_cache_hits_total": stats["num_cached_tokens"],
         "num_preemptions_total": stats["num_preemptions"],
         "engine_steps_total": stats["num_steps"],
+        "engine_short_steps_total": stats["num_short_steps"],
+        "engine_undone_rows_total": stats["num_undone"],
+        "engine_step_token_limit": stats["step_token_limit"],
         "engine_step_seconds_total": stats["step_measured_s"],
         "engine_step_floor_seconds_total": stats["step_floor_s"],
         "engine_step_prefill_seconds_total": stats["step_prefill_s"],

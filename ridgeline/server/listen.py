@@ -32,8 +32,9 @@ _LOG = logging.getLogger("ridgeline.server")
 
 async def listen(
     running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
-) -> None:
-    """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order."""
+) -> str | None:
+    """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order; or until the engine is
+    given up: why."""
     _check_thoughts(settings, running.api.served)
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
@@ -59,12 +60,14 @@ async def listen(
         asyncio.create_task(health.watch()),
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
     ]
+    losing = asyncio.create_task(_end_on_loss(server, running))
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in tasks:
+        for task in (*tasks, losing):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, losing, return_exceptions=True)
+    return None if losing.cancelled() else losing.result()
 
 
 def _check_thoughts(settings: ServerConfig, served: Served) -> None:
@@ -90,6 +93,14 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _end_on_loss(server: uvicorn.Server, running: Running) -> str:
+    """Stop listening when there will be no engine any more; why."""
+    reason = await running.client.lost()
+    running.api.admission.close()
+    server.should_exit = True
+    return reason
 
 
 async def _end_on_signal(server: uvicorn.Server, running: Running, shutdown_s: float) -> None:

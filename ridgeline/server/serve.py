@@ -4,14 +4,16 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import bound
+from ridgeline.frontend.client import ENGINE
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.spans import Spans, otlp
 from ridgeline.server.start import start
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
 _LOG = logging.getLogger("ridgeline.server")
+T = TypeVar("T")
 Pages = Callable[[], Sequence["BaseRoute"]]
 
 
-def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends what is still at work. Returns the exit code.
+def serve(config: EngineConfig, settings: ServerConfig, pages: Pages, *, engine: str = ENGINE) -> int:
+    """Serve until SIGTERM or SIGINT; a second one ends what is still at work. Returns the exit code: 1 when
+    the engine died so often that it was given up.
 
     pages: makes the routes that the server carries beside its own; called beside the load, in a thread.
+    engine: the module that runs as the engine's process.
 
     Raises RidgelineError before anything listens when the address is taken or the model cannot be served.
     """
@@ -38,29 +43,32 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages) -> int:
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     exporter = None if settings.otlp_endpoint is None else otlp(settings.otlp_endpoint)
     with bound(settings.host, settings.port) as listener:
-        run(_serve(config, settings, pages, listener, exporter))
-    return 0
+        lost = run(_serve(config, settings, pages, listener, exporter, engine))
+    if lost is not None:
+        print(f"ridgeline serve: error: {lost}", file=sys.stderr)
+    return 0 if lost is None else 1
 
 
 async def _serve(
     config: EngineConfig, settings: ServerConfig, pages: Pages, listener: socket.socket,
-    exporter: "SpanProcessor | None",
-) -> None:  # fmt: skip
+    exporter: "SpanProcessor | None", engine: str,
+) -> str | None:  # fmt: skip
     http = asyncio.create_task(asyncio.to_thread(import_module, "ridgeline.server.listen"))
     made = asyncio.create_task(asyncio.to_thread(pages))
     asyncio.get_running_loop().set_exception_handler(_broken)
     async with start(
         config, name=settings.served_name, stall_s=settings.stall_s, logs=settings.logs,
-        limits=settings.limits,
+        limits=settings.limits, engine=engine,
     ) as running:
         spans = None if exporter is None else Spans(exporter, running.api.served.card.id)
         if spans is not None:
             running.api.listeners.append(spans.ended)
         try:
-            await (await http).listen(running, settings, await made, listener)
+            lost: str | None = await (await http).listen(running, settings, await made, listener)
         finally:
             if spans is not None:
                 await asyncio.to_thread(spans.close)
+    return lost
 
 
 def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
@@ -89,11 +97,10 @@ def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     _LOG.error("%s", context["message"], exc_info=context.get("exception"))
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run, on uvloop where it is installed: that halves the cost of a streamed token."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.logs import TEXT, LogStyle
-from ridgeline.frontend.client import STALL_S, EngineClient
+from ridgeline.frontend.client import ENGINE, STALL_S, EngineClient
 from ridgeline.frontend.files import load_text
+from ridgeline.frontend.keeper import EngineKeeper
 from ridgeline.frontend.text import TextLayer
 from ridgeline.frontend.tools.formats import format_of
 from ridgeline.frontend.tools.thinking import thinks
@@ -34,7 +36,7 @@ class Running:
     """
 
     api: OpenAI
-    client: EngineClient
+    client: EngineKeeper
     info: Mapping[str, Any]
     seconds: Mapping[str, float]
 
@@ -42,9 +44,10 @@ class Running:
 @asynccontextmanager
 async def start(
     config: EngineConfig, *, name: str | None = None, stall_s: float = STALL_S, logs: LogStyle = TEXT,
-    limits: Limits = LIMITS,
+    limits: Limits = LIMITS, engine: str = ENGINE,
 ) -> AsyncIterator[Running]:
-    """Open a model and start its engine, which ends with the block.
+    """Open a model and start its engine, which is started again when it dies and ends with the block. engine:
+    the module that runs as its process.
 
     Raises RidgelineError, with the one change that helps, when the model cannot be served.
     """
@@ -58,7 +61,8 @@ async def start(
     opened = time.monotonic()
     if checkpoint.path is not None:
         config = replace(config, model=str(checkpoint.path))
-    starting = asyncio.create_task(EngineClient.start(config, stall_s=stall_s, logs=logs))
+    launch = partial(EngineClient.start, config, stall_s=stall_s, logs=logs, module=engine)
+    starting = asyncio.create_task(EngineKeeper.start(launch))
     try:
         text = await asyncio.to_thread(
             load_text, checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template
@@ -83,10 +87,10 @@ async def start(
         await client.close()
 
 
-async def _undo(starting: "asyncio.Task[EngineClient]") -> None:
+async def _undo(starting: "asyncio.Task[EngineKeeper]") -> None:
     starting.cancel()
     (outcome,) = await asyncio.gather(starting, return_exceptions=True)
-    if isinstance(outcome, EngineClient):
+    if isinstance(outcome, EngineKeeper):
         await outcome.close()
 
 

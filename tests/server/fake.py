@@ -40,6 +40,7 @@ class FakeEngine:
         self.tokenizer = text.need_tokenizer()
         self.answer = answer
         self.dead: str | None = None
+        self.num_restarts = 0
         self.refuse: RequestError | None = None
         self.gate: asyncio.Event | None = None
         self.fail_after: int | None = None
@@ -66,6 +67,9 @@ class FakeEngine:
             "num_recomputed_tokens": 0,
             "num_surplus_tokens": 0,
             "step_prefill_s": 0.0,
+            "num_short_steps": 0,
+            "num_undone": 0,
+            "step_token_limit": 64,
             "uptime_s": 1.0,
             "waiting": {"rows": 0, "rank": 0},
             "waited_s": {"rows": 0.0, "rank": 0.0},

@@ -148,9 +148,12 @@ class Server:
 
 
 @contextmanager
-def serving(*words: str, key: str | None = None, sockets: Path | None = None) -> Iterator[Server]:
+def serving(
+    *words: str, key: str | None = None, sockets: Path | None = None, engine: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:  # fmt: skip
     """Run `ridgeline serve ...` on a free port for the length of the block, and end it by SIGTERM."""
-    server = launch(*words, key=key, sockets=sockets)
+    server = launch(*words, key=key, sockets=sockets, engine=engine, environment=environment)
     try:
         yield server
         if server.process.poll() is None:
@@ -161,16 +164,21 @@ def serving(*words: str, key: str | None = None, sockets: Path | None = None) ->
             server.process.wait()
 
 
-def launch(*words: str, key: str | None = None, sockets: Path | None = None) -> Server:
-    """Start a server and wait until it says where it listens. sockets: the folder for its temporary files."""
-    environment = dict(os.environ)
+def launch(
+    *words: str, key: str | None = None, sockets: Path | None = None, engine: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Server:  # fmt: skip
+    """Start a server and wait until it says where it listens. sockets: the folder for its temporary files.
+    engine: the module that runs as its engine process. environment: beside what is there."""
+    environment = os.environ | (environment or {})
     environment.pop("RIDGELINE_API_KEY", None)
     if key is not None:
         environment["RIDGELINE_API_KEY"] = key
     if sockets is not None:
         environment["TMPDIR"] = str(sockets)
+    program = ("ridgeline", "serve") if engine is None else ("tests.faults.serve", engine)
     process = subprocess.Popen(
-        [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-progress", *words],
+        [sys.executable, "-m", *program, "--port", "0", "--no-progress", *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     )  # fmt: skip
     output: list[str] = []

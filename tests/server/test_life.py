@@ -112,8 +112,11 @@ def test_the_engine_ends_with_its_server_even_by_sigkill(tiny: Path, tmp_path: P
         time.sleep(0.05)
 
 
-def test_a_killed_engine_is_told_to_clients_and_to_health(tiny: Path) -> None:
-    server = launch(*_words(tiny))
+def test_a_killed_engine_is_told_and_started_again(tiny: Path, tmp_path: Path) -> None:
+    """To clients at once, to /health meanwhile; the next engine answers as the first did, that leaves nothing
+    behind."""
+    server = launch(*_words(tiny), sockets=tmp_path)
+    server.probe()
     (engine,) = server.children()
     with _stream(server) as lines:
         os.kill(engine, signal.SIGKILL)
@@ -123,8 +126,14 @@ def test_a_killed_engine_is_told_to_clients_and_to_health(tiny: Path) -> None:
     answer = server.http.get("/health")
     assert answer.status_code == 503 and "SIGKILL" in answer.json()["status"]
     assert server.refused("/v1/completions", {"prompt": [5]}, 503)["code"] == "engine_dead"
-    assert server.http.get("/metrics").status_code == 200
-    assert server.stop() == 0
+    assert server.metrics()["ridgeline:engine_restarts_total"] == 0
+    while server.http.get("/health").status_code != 200:
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+    server.probe()
+    server.idle()
+    assert server.metrics()["ridgeline:engine_restarts_total"] == 1 and len(list(tmp_path.iterdir())) == 1
+    assert server.stop() == 0 and not list(tmp_path.iterdir())
 
 
 def test_a_port_in_use_is_said_before_anything_loads(tiny: Path) -> None:

@@ -65,7 +65,8 @@ def test_an_engine_that_drafts() -> None:
     stats = dict.fromkeys(("num_running", "num_waiting", "kv_usage", "num_used_pages", "num_free_pages",
                            "num_prompt_tokens", "num_cached_tokens", "num_preemptions", "num_steps",
                            "step_measured_s", "step_floor_s", "step_prefill_s", "num_cached_pages",
-                           "num_pending_pages"), 0)  # fmt: skip
+                           "num_pending_pages", "num_short_steps", "num_undone",
+                           "step_token_limit"), 0)  # fmt: skip
     stats |= {"waiting": {"rows": 2}, "waited_s": {"rows": 1.5}, "little_law": {"num_in_system": 3.0}}
 
     async def scrape(given: dict[str, object]) -> str:
@@ -88,6 +89,7 @@ class Answers:
     """An engine that answers "stats" alone."""
 
     dead = None
+    num_restarts = 0
 
     def __init__(self, stats: dict[str, object]) -> None:
         self._stats = stats
