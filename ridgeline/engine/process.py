@@ -35,7 +35,7 @@ TELL_S = 1.0  # how long a failed start waits for somebody to tell
 _log = logging.getLogger("ridgeline.engine")
 
 
-def main(argv: Sequence[str] | None = None, build: Build = partial(build_engine, serving=True)) -> int:
+def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     """Exit code 0 after a shutdown, 2 for a mistake of the user's, 1 for one of ours. build: the engine."""
     parser = argparse.ArgumentParser(prog="python -m ridgeline.engine.process")
     parser.add_argument("--config-json", required=True, help="an EngineConfig as JSON")
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, build: Build = partial(build_engine,
     socket.set(zmq.LINGER, 500)
     socket.bind(args.socket)
     try:
-        return _serve(config, socket, build)
+        return _serve(config, socket, build or partial(build_engine, serving=True))
     finally:
         socket.close()
         context.term()

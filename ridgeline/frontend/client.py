@@ -79,8 +79,8 @@ class EngineClient:
     async def start(
         cls, config: EngineConfig, *, stall_s: float = STALL_S, logs: LogStyle = TEXT, module: str = ENGINE
     ) -> "EngineClient":
-        """Start an engine process, which logs in the style `logs`, and wait until it serves. module: what runs
-        as the engine.
+        """Start an engine process, which logs in the style `logs`, and wait until it serves. module: what
+        runs as the engine.
 
         Raises ConfigError with the engine's own words when it cannot start. The process ends with this one,
         however this one ends.

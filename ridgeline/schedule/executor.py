@@ -62,8 +62,8 @@ class Oracle(Executor, Protocol):
     def ready_at(self, ticket: int) -> float: ...
 
     def foresee(self, course: Course, until_s: float) -> Future | None:
-        """The next steps that end by until_s and end no row: those in flight, and decodes of the last one's
-        rows behind them, each begun when the oldest in flight is finished. None where they are not more than
+        """The next steps that end by until_s: those in flight, and decodes behind them of the rows that have
+        some left to feed, each begun when the oldest in flight is finished. None where they are not more than
         those in flight."""
         ...
 

@@ -1,10 +1,11 @@
-"""Steps in which nothing can change, taken at once: every row decodes one token until it has none left to
-feed, nobody waits, nobody ends, no page runs short. What comes of it is what planning and committing the
-steps one by one gives. For executors that can tell the future (a simulation).
+"""Steps of which all is known before, taken at once: every row decodes one token until it has none left to
+feed and ends by its length, nobody comes, no page runs short. What comes of it is what planning and
+committing the steps one by one gives. For executors that can tell the future (a simulation).
 
-Legend: K steps, N rows that run, in row order. D steps are in flight, before a leap and after it: it commits
-K of them and plans K behind. A row's tokens come from the last `in_flight` steps of the D and from all
-behind: one whose prompt is still being computed has its first later than the others have their next.
+Legend: K steps, N rows that run, in row order. D steps are in flight, before a leap and after it (fewer where
+all rows end): it commits K of them and plans K behind. A row's tokens come with the commits from `late` to
+before `stop`: one whose prompt is still being computed has its first later than the others have their next,
+and one that ends is in no step from there on.
 """
 
 from collections import defaultdict
@@ -17,22 +18,33 @@ from numpy.typing import NDArray
 from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, StepPlan, StepResult
-from ridgeline.schedule.request import Request
+from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
 from ridgeline.schedule.take import note_step
+from ridgeline.schedule.waits import Wait
 from ridgeline.spec.cache import CacheLayout, Paged
 
 Begun = Sequence[tuple[int, Taken]]
 Seconds = NDArray[np.float64]
 Events = dict[int, list[tuple[int, int]]]  # (row, tokens), by step of a leap
+_NO_COPIES = Copies.none()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Where a leap can go. feeds [N]: steps that each row can still be planned for; in all of them but the
-    last it decodes. most: steps for which there are pages."""
+    """Where a leap can go, by row [N]. row: the rows. request: theirs. scheduled: positions below it are
+    computed once the row's last step in flight is, the last-th of those. feeds: steps that it can still be
+    planned for, all decodes. late, stop: see above, without an end to the leap. most: steps that a leap may
+    have, for want of pages, or since somebody waits for the first to end."""
 
+    row: Long
+    request: Long
+    scheduled: Long
+    last: Long
     feeds: Long
+    late: Long
+    stop: Long
     most: int
 
 
@@ -47,17 +59,32 @@ class Future:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """After a leap: the steps in flight with their plans, and of each of the K that were planned [K] its
+    rows, the requests that ran and the pages that they held. news: of first tokens and of ends, in order."""
+
+    begun: Begun
+    plans: Sequence[StepPlan]
+    num_rows: Long
+    running: Long
+    used_pages: Long
+    news: Sequence[Output]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leap:
     """Steps that were committed without a record each [K]: when each started and finished, its rows, and the
-    share of it that was prefill (by tokens); requests that ran and pages that they held after it was
-    planned."""
+    share of it that was prefill (by tokens); requests that ran and pages that they held after it was planned.
+    num_preemptions: made by those plans. news: of first tokens and ends; that of other tokens is left out."""
 
     started_s: Seconds
     finished_s: Seconds
-    num_rows: Int
+    num_rows: Long
     prefill_share: Seconds
-    running: Int
-    used_pages: Int
+    running: Long
+    used_pages: Long
+    num_preemptions: int
+    news: Sequence[Output]
 
     @property
     def num_steps(self) -> int:
@@ -72,75 +99,95 @@ def decodes_plan(step: int, taken: Taken) -> StepPlan:
     return StepPlan(step=step, request=taken.number[at], row=at.astype(np.int32), num_decodes=len(at),
                     start=(taken.until[at] - 1).astype(np.int32), count=ones, draft=ones - 1,
                     sample=ones.astype(np.uint8) * np.uint8(SAMPLE_NEXT), tokens=ones * PLACEHOLDER,
-                    row_starts=(), tables=(), copies=Copies.none())
+                    row_starts=(), tables=(), copies=_NO_COPIES)
 
 
 class Leaper:
     """Finds how far a leap may go, and takes it."""
 
-    def __init__(self, *, rows: Rows, book: Book, manager: Manager, layout: CacheLayout) -> None:
+    def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy,
+                 layout: CacheLayout) -> None:
         self._rows = rows
         self._book = book
         self._manager = manager
+        self._policy = policy
         self._block_tokens = layout.block_tokens
         self._num_groups = len(layout.groups)
         self._plain = self._num_groups == 1 and layout.groups[0].kind is Paged
 
     def course(self, begun: Begun) -> Course | None:
         """Where a leap can go, None where it cannot start."""
-        rows, num_rows = self._rows, self._rows.num_running
-        if not begun or self._book.num_waiting or np.count_nonzero(begun[-1][1].samples) != num_rows:
+        rows, depth = self._rows, len(begun)
+        if not begun or not rows.num_running or (self._book.num_waiting and not self._stuck()):
             return None
-        pending = rows.pending()
-        if np.count_nonzero(pending) != num_rows or int(pending.sum()) != num_rows:
-            return None
-        for left, (_, taken) in zip(range(len(begun), 0, -1), begun, strict=True):
-            theirs = taken.takes & (taken.number != rows.number)
-            if taken.draft is not None or theirs.any() or (taken.samples != (rows.in_flight >= left)).any():
+        row = (rows.number >= 0).nonzero()[0]
+        scheduled, in_flight, end = rows.scheduled[row], rows.in_flight[row], rows.end[row]
+        feeds, last = end - scheduled, rows.last_step[row] - begun[0][0]
+        late = last + 1 - in_flight
+        goes_on = feeds > 0
+        wrong = np.minimum(rows.known[row] + in_flight, end) - scheduled != goes_on
+        wrong |= (in_flight < 1) | (rows.mark[row] < NO_MARK) | (goes_on & (last < depth - 1))
+        for place, (_, taken) in enumerate(begun):
+            if taken.draft is not None or np.count_nonzero(taken.takes & (taken.number != rows.number)):
                 return None
-        live = rows.number >= 0
-        if not all(map(_is_plain, rows.requests((rows.slow & live).nonzero()[0]))):
+            wrong |= taken.samples[row] != ((late <= place) & (place <= last))
+        if np.count_nonzero(wrong) or not all(map(_is_plain, rows.requests(row[rows.slow[row]]))):
             return None
-        if (rows.mark < NO_MARK).any():
-            return None
-        feeds, most = (rows.end - rows.scheduled)[live], NO_MARK
+        stop, most = last + 1 + feeds, NO_MARK
         if self._manager.grows:
-            most = (self._manager.num_free_pages // (num_rows * self._num_groups) - 1) * self._block_tokens
-        return Course(feeds=feeds, most=most)
+            most = (self._manager.num_free_pages // (len(row) * self._num_groups) - 1) * self._block_tokens
+        if self._book.num_waiting:
+            most = min(most, int(stop.min()) - 1)
+        return Course(row=row, request=rows.number[row], scheduled=scheduled, last=last, feeds=feeds,
+                      late=late, stop=stop, most=most)
 
-    def result(self, plan: StepPlan, future: Future, place: int) -> StepResult:
+    def _stuck(self) -> bool:
+        """Whether those who wait do so for a row, and the plan before has found them so."""
+        book = self._book
+        if self._rows.num_free or len(book.queue) < book.num_waiting:
+            return False
+        first, last = book.queue.first, book.running.last
+        return book.waits.stands(first, Wait.ROWS) and (
+            last.order < first.order or not self._policy.outranks(first, last))
+
+    def result(self, plan: StepPlan, course: Course, future: Future, place: int) -> StepResult:
         """What the future says of a plan in flight, the place-th."""
         samples = plan.sample > 0
-        columns = np.searchsorted((self._rows.number >= 0).nonzero()[0], plan.row[samples])
+        columns = np.searchsorted(course.row, plan.row[samples])
         return StepResult(
             step=plan.step, num_new=samples.astype(np.int32), tokens=future.tokens[place, columns],
             failed=np.zeros(plan.num_rows, np.uint8), started_s=float(future.started_s[place]),
             finished_s=float(future.finished_s[place]))
 
-    def take(self, begun: Begun, future: Future) -> tuple[list[tuple[int, Taken]], list[StepPlan], Int]:
-        """Commit as many steps as the future has, more than D, and plan as many behind: (the steps in flight
-        then, their plans, the pages held after each of the K was planned)."""
+    def take(self, begun: Begun, course: Course, future: Future) -> Landed:
+        """Commit as many steps as the future has, more than D, and plan as many behind."""
         rows, depth, num_steps = self._rows, len(begun), len(future.finished_s)
-        at, first = (rows.number >= 0).nonzero()[0], begun[0][0]
-        end, late = rows.scheduled[at], depth - rows.in_flight[at]
-        fed = np.minimum(rows.end[at] - end, num_steps)
+        at, end, late, first = course.row, course.scheduled, course.late, begun[0][0]
+        fed = np.minimum(course.feeds, num_steps)
         rows.make_room(int(rows.known[at].max()) + num_steps)
         self._write(at, late, future)
-        used = self._pages(at, late, fed, begun, future.finished_s)
-        self._reach(begun, future)
-        rows.known[at] += num_steps - late
-        rows.scheduled[at] += fed
-        rows.computed[at] = end + num_steps - depth
-        rows.in_flight[at] = fed + depth - num_steps
-        rows.last_token[at] = future.tokens[-1]
-        rows.last_step[at] = first + depth - 1 + fed
-        self._book.counters.num_generated_tokens += num_steps * len(at) - int(late.sum())
-        left, plans = [], []
-        for behind in range(num_steps - depth, num_steps):
+        news = self._reach(begun, course, future)
+        used = self._pages(begun, course, future, fed, news)
+        stays = course.stop > num_steps
+        left = at[stays]
+        rows.known[left] += num_steps - late[stays]
+        rows.scheduled[left] += fed[stays]
+        rows.computed[left] = end[stays] + num_steps - depth
+        rows.in_flight[left] = fed[stays] + depth - num_steps
+        rows.last_token[left] = future.tokens[-1][stays]
+        rows.last_step[left] = first + depth - 1 + fed[stays]
+        self._book.counters.num_generated_tokens += int((np.minimum(course.stop, num_steps) - late).sum())
+        self._book.waits.now = float(future.finished_s[-1])
+        flown, plans = [], []
+        for behind in range(num_steps - depth, min(num_steps, int(course.feeds.max()))):
             taken = self._taken(at[fed > behind], end[fed > behind] + behind)
-            left.append((first + depth + behind, taken))
+            flown.append((first + depth + behind, taken))
             plans.append(decodes_plan(first + depth + behind, taken))
-        return left, plans, used
+        steps = np.arange(num_steps)
+        return Landed(
+            begun=flown, plans=plans, used_pages=used, news=[one for _, one in sorted(news, key=_step_of)],
+            num_rows=len(at) - np.searchsorted(np.sort(course.feeds), steps, side="right"),
+            running=len(at) - np.searchsorted(np.sort(course.stop), steps + 1, side="right"))
 
     def _taken(self, at: Long, start: Long) -> Taken:
         """A step of one decode of each of these rows."""
@@ -151,7 +198,7 @@ class Leaper:
                      number=rows.number.copy())
 
     def _write(self, at: Long, late: Long, future: Future) -> None:
-        """Tokens and their times into the rows, each from its first on."""
+        """Tokens and their times into the rows, each from its first on; those behind an end are not read."""
         rows, num_steps = self._rows, len(future.finished_s)
         place = rows.known[at, None] + np.arange(num_steps)
         quick = late == 0
@@ -162,60 +209,95 @@ class Leaper:
             rows.tokens[row, known:known + num_steps - since] = future.tokens[since:, n]
             rows.times_s[row, known:known + num_steps - since] = future.finished_s[since:]
 
-    def _reach(self, begun: Begun, future: Future) -> None:
-        """What the slow way notes of a request whose prompt is computed, and of its first token."""
-        rows = self._rows
-        for row in (rows.slow & (rows.number >= 0)).nonzero()[0].tolist():
+    def _reach(self, begun: Begun, course: Course, future: Future) -> list[tuple[int, Output]]:
+        """What the slow way notes of a request whose prompt is computed, and of its first token; its news, by
+        step."""
+        rows, news = self._rows, []
+        for n in rows.slow[course.row].nonzero()[0].tolist():
+            row, late = int(course.row[n]), int(course.late[n])
             request = rows.request[row]
             assert request is not None
             for i, (_, taken) in enumerate(begun):
                 if taken.takes[row]:
                     start = int(taken.until[row] - taken.counts[row])
                     note_step(request, start, float(future.started_s[i]))
-                if taken.samples[row] and request.first_token_s is None:
-                    request.first_token_s = float(future.finished_s[i])
+            if request.first_token_s is None:
+                request.first_token_s = float(future.finished_s[late])
+                if request.max_tokens > 1:
+                    token = int(future.tokens[late, n])
+                    request.tokens.append(token)
+                    request.token_times_s.append(request.first_token_s)
+                    news.append((late, request.news((token,))))
             rows.slow[row] = False
+        return news
 
-    def _pages(self, at: Long, late: Long, fed: Long, begun: Begun, times_s: Seconds) -> Int:
-        """The conversation with the KV manager that the steps would have had, in their order: what is full is
-        indexed when a step is committed, what comes next gets its pages when one is planned."""
-        rows, manager = self._rows, self._manager
-        first, depth, num_steps = begun[0][0], len(begun), len(times_s)
-        filled, short = self._filled(at, late, begun, num_steps), self._short(at, fed)
-        if self._plain and manager.grows:
-            return self._pages_at_once(filled, short, begun, times_s)
-        used, before, closed = np.empty(num_steps, np.int32), 0, first + depth - 1
-        for i in [*sorted(filled.keys() | short.keys()), num_steps]:
-            used[before:i], before = manager.num_used_pages, i
-            if closed < first + depth + i - 1:
-                closed = first + depth + i - 1
-                manager.close_step(closed, rows.row_of, float(times_s[i - 1]))
-            manager.step_finished(first + min(i, num_steps - 1))
+    # ---- pages
+
+    def _pages(self, begun: Begun, course: Course, future: Future, fed: Long,
+               news: list[tuple[int, Output]]) -> Long:
+        """The conversation with the KV manager that the steps would have had, in their order: who ends gives
+        its pages back and what is full is indexed when a step is committed, what comes next gets its pages
+        when one is planned. The pages held after each plan [K].
+
+        Where a sequence has pages of one kind and drops none, which row has which page is all one, so that
+        each asks once for all that it needs from one end to the next, and is indexed once. Steps that come
+        soon after an end, or after what was before the leap, go one by one: pages that somebody dropped are
+        free again once the steps then in flight have ended, and prompts' blocks may be cached already."""
+        manager, depth, num_steps = self._manager, len(begun), len(future.finished_s)
+        filled, short = self._filled(begun, course, num_steps), self._short(course.row, fed)
+        over = self._over(begun, course, num_steps)
+        pace = _Pace(manager, self._rows, begun, future.finished_s, int(fed.max()))
+        added, many, since = np.zeros(num_steps, np.int64), [], 0
+        before = manager.num_used_pages
+        for i in sorted({*filled, *short, *over}):
+            if self._plain and manager.grows and i >= since + depth and i not in over:
+                many.append(i)
+                added[i] = len(short.get(i, ()))
+                continue
+            self._at_once(pace, filled, short, many)
+            held = manager.num_used_pages
+            pace.commit(i)
+            for n in over.get(i, ()):
+                since = i
+                news.append((i, self._end(course, future, n)))
             self._index(filled.get(i, []))
             self._reserve(short.get(i, []))
-        return used
-
-    def _pages_at_once(self, filled: Events, short: Events, begun: Begun, times_s: Seconds) -> Int:
-        """The same where a sequence has pages of one kind and drops none: which row has which page is all
-        one, so that each asks once for all it needs, and is indexed once. Prompts' blocks go first: only they
-        may be cached already."""
-        rows, manager, num_steps = self._rows, self._manager, len(times_s)
-        first, depth = begun[0][0], len(begun)
-        held = np.zeros(num_steps, np.int32)
-        held[list(short)] = [len(need) for need in short.values()]
-        used = manager.num_used_pages + np.cumsum(held, dtype=np.int32)
-        for i in range(depth):
-            manager.step_finished(first + i)
-            self._index(filled.pop(i, []))
-            self._reserve(short.pop(i, []))
-        grown = {row: num for i in sorted(short) for row, num in short[i]}
-        last = {row: num for i in sorted(filled) for row, num in filled[i]}
-        self._reserve(list(grown.items()))
-        self._index(list(last.items()))
-        manager.close_step(first + depth + num_steps - 1, rows.row_of, float(times_s[-1]))
-        manager.step_finished(first + num_steps - 1)
+            added[i] = manager.num_used_pages - held
+        self._at_once(pace, filled, short, many)
+        pace.end()
+        used: Long = before + np.cumsum(added)
         assert used[-1] == manager.num_used_pages
         return used
+
+    def _at_once(self, pace: "_Pace", filled: Events, short: Events, many: list[int]) -> None:
+        """All of so many steps with events."""
+        if many:
+            pace.commit(many[0])
+            self._reserve(list({row: num for i in many for row, num in short.get(i, ())}.items()))
+            self._index(list({row: num for i in many for row, num in filled.get(i, ())}.items()))
+            many.clear()
+
+    def _over(self, begun: Begun, course: Course, num_steps: int) -> dict[int, list[int]]:
+        """Who ends (n), by step, in the order in which a step's rows are taken: decodes first."""
+        found = defaultdict(list)
+        ends = (course.stop <= num_steps).nonzero()[0]
+        for n, stop, row in zip(ends.tolist(), course.stop[ends].tolist(), course.row[ends].tolist()):
+            long = stop <= len(begun) and begun[stop - 1][1].counts[row] > 1
+            found[stop - 1].append((long, n))
+        return {i: [n for _, n in sorted(who)] for i, who in found.items()}
+
+    def _end(self, course: Course, future: Future, n: int) -> Output:
+        """A request has all its tokens with the last that its row was fed for; its last news."""
+        rows, row, stop = self._rows, int(course.row[n]), int(course.stop[n])
+        request, now = rows.request[row], float(future.finished_s[stop - 1])
+        assert request is not None
+        rows.known[row] += stop - course.late[n]
+        rows.scheduled[row] = rows.computed[row] = rows.end[row]
+        rows.last_step[row] += course.feeds[n]
+        self._book.waits.now = now
+        self._book.finish(request, Finish.LENGTH, now)
+        assert request.num_output == request.max_tokens
+        return request.news((request.tokens[-1],))
 
     def _index(self, due: list[tuple[int, int]]) -> None:
         rows = self._rows
@@ -228,37 +310,76 @@ class Leaper:
         done = self._manager.reserve_all(numbers, [num for _, num in need])
         assert done == len(need), "a leap has its pages"
 
-    def _filled(self, at: Long, late: Long, begun: Begun, num_steps: int) -> Events:
-        """(row, computed tokens) of rows that fill a block, by the step whose commit does it."""
-        found, block, depth = defaultdict(list), self._block_tokens, len(begun)
-        end = self._rows.scheduled[at].tolist()
-        for row, last, since in zip(at.tolist(), end, late.tolist(), strict=True):
-            due = int(self._rows.index_at[row])
+    def _filled(self, begun: Begun, course: Course, num_steps: int) -> Events:
+        """(row, computed tokens) of rows that fill a block, by the step whose commit does it; not of one with
+        which they end."""
+        found, block = defaultdict(list), self._block_tokens
+        due = self._rows.index_at[course.row]
+        until = np.minimum(course.stop - 1, num_steps)
+        # tokens that are computed once step 0 is committed, and one more with each step from `late` on
+        computed = course.scheduled - course.last
+        some = (course.late > 0) | (due - computed < until)
+        for n in some.nonzero()[0].tolist():
+            row, at, since = int(course.row[n]), int(due[n]), int(course.late[n])
             for i, (_, taken) in enumerate(begun[:since]):
-                if taken.takes[row] and taken.until[row] >= due:
+                if taken.takes[row] and taken.until[row] >= at:
                     found[i].append((row, int(taken.until[row])))
-                    due = (int(taken.until[row]) // block + 1) * block
-            computed = last - depth + 1  # once the first is committed, and one more with each
-            i = max(due - computed, since)
-            while i < num_steps:
-                found[i].append((row, computed + i))
-                due = ((computed + i) // block + 1) * block
-                i = due - computed
-            self._rows.index_at[row] = due
+                    at = (int(taken.until[row]) // block + 1) * block
+            first, last = int(computed[n]), int(until[n])
+            i = max(at - first, since)
+            while i < last:
+                found[i].append((row, first + i))
+                at = ((first + i) // block + 1) * block
+                i = at - first
+            self._rows.index_at[row] = at
         return found
 
     def _short(self, at: Long, fed: Long) -> Events:
         """(row, tokens) of rows that need another block, by the step behind those in flight, by rank."""
-        found, block, rows = defaultdict(list), self._block_tokens, self._rows
-        feeds = dict(zip(at.tolist(), fed.tolist(), strict=True))
-        for row in rows.by_rank(at).tolist():
+        block, rows = self._block_tokens, self._rows
+        found: Events = defaultdict(list)
+        target = rows.scheduled[at] + fed
+        some = target > rows.reserved[at]
+        if not np.count_nonzero(some):
+            return found
+        targets = dict(zip(at[some].tolist(), target[some].tolist(), strict=True))
+        for row in rows.by_rank(at[some]).tolist():
             reserved, scheduled = int(rows.reserved[row]), int(rows.scheduled[row])
-            while reserved < scheduled + feeds[row]:
+            while reserved < targets[row]:
                 i = max(reserved - scheduled, 0)
                 reserved = -(-(scheduled + i + 1) // block) * block
                 found[i].append((row, reserved))
             rows.reserved[row] = reserved
         return found
+
+
+class _Pace:
+    """Tells the KV manager of steps that are planned and finished, as far as it must know: when one is
+    committed, D are in flight behind it. times_s: when each ends. num_plans: steps there are to plan."""
+
+    def __init__(self, manager: Manager, rows: Rows, begun: Begun, times_s: Seconds, num_plans: int) -> None:
+        self._manager, self._rows, self._times_s, self._num_plans = manager, rows, times_s, num_plans
+        self._first, self._depth, self._planned = begun[0][0], len(begun), 0
+
+    def commit(self, place: int) -> None:
+        """The place-th step is committed; all before it are, and a step was planned with each."""
+        self._plan(place)
+        self._manager.step_finished(self._first + place)
+
+    def end(self) -> None:
+        """All are committed."""
+        self._plan(len(self._times_s))
+        self._manager.step_finished(self._first + len(self._times_s) - 1)
+
+    def _plan(self, num: int) -> None:
+        if self._planned < (num := min(num, self._num_plans)):
+            self._planned = num
+            self._manager.close_step(self._first + self._depth + num - 1, self._rows.row_of,
+                                     float(self._times_s[num - 1]))
+
+
+def _step_of(news: tuple[int, Output]) -> int:
+    return news[0]
 
 
 def _is_plain(request: Request) -> bool:

@@ -77,7 +77,7 @@ class Loop:
         keep_tokens: the output tokens that count (a stop string was hit there).
         """
         now = self._clock.now()
-        self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), now, aborted=True)
+        self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), aborted=True)
 
     # ---- steps
 
@@ -109,7 +109,7 @@ class Loop:
             before_s = self._clock.now()
             plan = self._scheduler.plan(before_s)
             if news := self._scheduler.take_news():
-                self._tell(news, before_s)
+                self._tell(news)
             if plan is None:
                 return
             self._flights.append(self._begin(plan, before_s))
@@ -129,13 +129,12 @@ class Loop:
             self._prefill_s += record.prefill_share * record.measured_s
             if self._trace is not None:
                 self._trace.add(record)
-            self._tell(news, now)
-        news, self._news = self._news, []
-        return news
+            self._tell(news)
+        return self._take_news()
 
     def leap(self, oracle: Oracle, until_s: float) -> Leap | None:
-        """Finish all steps up to until_s in which nothing can change, at once, and begin as many; None where
-        step() must. oracle: the executor. No record and no news come of it."""
+        """Finish all steps up to until_s of which all is known before, at once, and begin as many; None where
+        step() must. oracle: the executor. No record of a step comes of it."""
         flights = list(self._flights)
         if len(flights) < self._depth or any(f.ticket is None or len(f.plan.copies) for f in flights):
             return None
@@ -143,28 +142,29 @@ class Loop:
         future = None if course is None else oracle.foresee(course, until_s)
         if future is None:
             return None
-        num_steps = len(future.finished_s)
-        plans, used = self._scheduler.leap(future, [flight.plan for flight in flights])
-        tickets = oracle.leap(num_steps, plans)
-        load = self._scheduler.load()
-        pages = [*(flight.load.used_pages for flight in flights), *used.tolist()]
-        begun_s = [*(flight.begun_s for flight in flights), *future.finished_s.tolist()]
+        assert course is not None
+        depth, num_steps = len(flights), len(future.finished_s)
+        landed = self._scheduler.leap(course, future, [flight.plan for flight in flights])
+        tickets = oracle.leap(num_steps, landed.plans)
+        load, running, used = self._scheduler.load(), landed.running, landed.used_pages
+        begun_s = future.finished_s[num_steps - depth:].tolist()
         self._flights = deque(
-            Flight(plan=plan, ticket=ticket, error=None, begun_s=begun_s[num_steps + i], plan_s=0.0,
-                   planned_s=oracle.ready_at(ticket) - begun_s[num_steps + i], num_preemptions=0,
-                   load=replace(load, used_pages=pages[num_steps + i]))
-            for i, (plan, ticket) in enumerate(zip(plans, tickets, strict=True)))
+            Flight(plan=plan, ticket=ticket, error=None, begun_s=begun_s[i], plan_s=0.0,
+                   planned_s=oracle.ready_at(ticket) - begun_s[i], num_preemptions=0,
+                   load=replace(load, running=int(running[i - depth]), used_pages=int(used[i - depth])))
+            for i, (plan, ticket) in enumerate(zip(landed.plans, tickets, strict=True)))
         self._num_finished += num_steps
-        self._measured_s += float((future.finished_s - future.started_s).sum())
-        behind = num_steps - len(flights)
-        shares = np.zeros(num_steps)
-        shares[:len(flights)] = [prefill_share(flight.plan, None, None) for flight in flights]
-        self._prefill_s += float((future.finished_s - future.started_s) @ shares)
+        shares, took_s = np.zeros(num_steps), future.finished_s - future.started_s
+        shares[:depth] = [prefill_share(flight.plan, None, None) for flight in flights]
+        self._measured_s += float(took_s.sum())
+        self._prefill_s += float(took_s @ shares)
+        self._over(aborted=False)
         return Leap(
             started_s=future.started_s, finished_s=future.finished_s, prefill_share=shares,
-            num_rows=np.array([f.plan.num_rows for f in flights] + [load.running] * behind),
-            running=np.array([f.load.running for f in flights] + [load.running] * behind),
-            used_pages=np.array(pages[:num_steps]))
+            news=[*self._take_news(), *landed.news], num_preemptions=sum(f.num_preemptions for f in flights),
+            num_rows=np.append([flight.plan.num_rows for flight in flights], landed.num_rows[:-depth]),
+            running=np.append([flight.load.running for flight in flights], running[:-depth]),
+            used_pages=np.append([flight.load.used_pages for flight in flights], used[:-depth]))
 
     def stats(self) -> dict[str, int | float | Mapping[str, float]]:
         """The scheduler's gauges and counters, how deep the pipeline is, Little's law (`base.stats`), and the
@@ -213,21 +213,30 @@ class Loop:
         except Exception as failure:
             return _broken(flight.plan, failure, self._clock.now())
 
-    def _tell(self, news: list[Output], now: float, *, aborted: bool = False) -> None:
-        """Queue news; choices that ended leave a record, and their last news gets its floor."""
+    def _tell(self, news: list[Output], *, aborted: bool = False) -> None:
+        """Queue news; the last of a choice that ended gets its floor."""
+        if floors := self._over(aborted=aborted):
+            news = [_with_floor(output, floors) for output in news]
+        self._news += news
+
+    def _take_news(self) -> list[Output]:
+        news, self._news = self._news, []
+        return news
+
+    def _over(self, *, aborted: bool) -> Mapping[tuple[str, int], float | None]:
+        """Choices that ended leave a record; their floors."""
         floors: dict[tuple[str, int], float | None] = {}
-        for request in self._scheduler.take_ended():
+        ended = self._scheduler.take_ended()
+        for left, request in zip(range(len(ended) - 1, -1, -1), ended, strict=True):
             record = request_record(request, self._prices, self._how_it_came(request.id, aborted))
             floors[record.id, record.choice] = record.floor_s
             self._law.leave((record.id, record.choice), record.finished_s)
+            self._law.number(self._scheduler.num_requests + left, record.finished_s)
             if self._trace is not None:
                 self._trace.add(record)
-        if floors:
-            self._law.number(self._scheduler.num_requests, now)
-            news = [_with_floor(output, floors) for output in news]
-            for request_id in {name for name, _ in floors if not self._scheduler.knows(name)}:
-                self._came.pop(request_id, None)
-        self._news += news
+        for request_id in {name for name, _ in floors if not self._scheduler.knows(name)}:
+            self._came.pop(request_id, None)
+        return floors
 
     def _how_it_came(self, request_id: str, aborted: bool) -> Came | None:
         if self._for_replay is None:

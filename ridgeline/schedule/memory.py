@@ -160,6 +160,11 @@ class Memory:
     def _block_end(self, target: int) -> int:
         return -(-target // self._block_tokens) * self._block_tokens
 
+    def leapt(self, num_plans: int) -> None:
+        """So many plans were made in which every row had its pages."""
+        self._starved = False
+        self._num_plans += num_plans
+
     # ---- requests that wait
 
     def open(self, request: Request, left: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from ridgeline.schedule.book import Book
 from ridgeline.schedule.budget import share_tokens
 from ridgeline.schedule.door import Door
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.leap import Course, Future, Leaper
+from ridgeline.schedule.leap import Course, Future, Landed, Leaper
 from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import StepPlan, StepResult
@@ -91,7 +91,8 @@ class Scheduler:
         self._taker = Taker(rows=self._rows, book=self._book, size=self._size)
         self._policy = policy
         self._held = 0
-        self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, layout=capacity.layout)
+        self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, policy=policy,
+                              layout=capacity.layout)
         self._next_step = 0
         self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1
@@ -241,21 +242,24 @@ class Scheduler:
 
     def course(self) -> Course | None:
         """Where leap() can go; None where what comes next is not decodes alone."""
-        return self._leaper.course(list(self._begun)) if self._cache and self._speculation is None else None
+        if not self._cache or self._speculation is not None or (
+                self._overload is not None and self._book.num_waiting):
+            return None
+        return self._leaper.course(list(self._begun))
 
-    def leap(self, future: Future, plans: Sequence[StepPlan]) -> tuple[list[StepPlan], NDArray[np.int32]]:
-        """Commit the oldest steps begun, more than are in flight but none that ends a row, and plan as many
-        behind: (the plans in flight then, the pages held after each was planned). plans: those in flight now.
-        There is no news, and the policy hears of steps with prompts alone."""
+    def leap(self, course: Course, future: Future, plans: Sequence[StepPlan]) -> Landed:
+        """Commit the oldest steps begun, more than are in flight, and plan as many behind. plans: those in
+        flight now. The policy hears of steps with prompts alone."""
         for place, plan in enumerate(plans):
             if plan.num_decodes < plan.num_rows:
-                self._policy.observe(plan, self._leaper.result(plan, future, place))
+                self._policy.observe(plan, self._leaper.result(plan, course, future, place))
         self._held = 0
-        begun, behind, used_pages = self._leaper.take(list(self._begun), future)
-        self._begun = deque(begun)
-        self._committed += len(used_pages)
-        self._next_step += len(used_pages)
-        return behind, used_pages
+        landed = self._leaper.take(list(self._begun), course, future)
+        self._memory.leapt(len(landed.used_pages))
+        self._committed += len(landed.used_pages)
+        self._begun = deque(landed.begun)
+        self._next_step = self._committed + 1 + len(landed.begun)
+        return landed
 
     def _waits(self, speculation: Speculation) -> bool:
         """True when what is in flight must be known first: it verifies drafts, or the next step should."""

@@ -56,6 +56,7 @@ class Waits:
         if reason is Wait.STEP:
             self._fresh.append(request)
         elif reason is Wait.RANK:
+            self._fold()
             request.line_s = dict(self._line_s)
 
     def end(self, request: "Request") -> None:
@@ -79,7 +80,9 @@ class Waits:
 
     def settle(self, first: "Request | None", reason: Wait) -> None:
         """After a plan: what the first in the queue waits for; the others stand behind it."""
-        self._move(reason)
+        if reason is not self._line[0] or first is not self._first:
+            self._fold()
+            self._line = (reason, self.now)
         for request in self._fresh:
             if request.wait is Wait.STEP:
                 self.change(request, Wait.RANK)
@@ -90,15 +93,21 @@ class Waits:
         if first is not None and first.wait is not Wait.PREEMPTED:
             self.change(first, reason)
 
-    def _move(self, reason: Wait) -> None:
-        """The queue's clock: up to now its first waited for the last reason told."""
-        last, since_s = self._line
-        self._line_s[last] += self.now - since_s
+    def stands(self, first: "Request", reason: Wait) -> bool:
+        """Whether the next plan will find what the last one found, if it says this of the first in the
+        queue."""
+        return not self._fresh and self._first is first and self._line[0] is reason
+
+    def _fold(self) -> None:
+        """The queue's clock, up to now. Without a first in the queue it stands."""
+        reason, since_s = self._line
+        if self._first is not None:
+            self._line_s[reason] += self.now - since_s
         self._line = (reason, self.now)
 
     def _behind(self, request: "Request") -> dict[str, float]:
         """What kept those before a request, since it stands behind them."""
-        self._move(self._line[0])
+        self._fold()
         return {f"behind_{reason}": self._line_s[reason] - before_s
                 for reason, before_s in request.line_s.items() if self._line_s[reason] > before_s}
 

@@ -71,37 +71,42 @@ class LedgerExecutor:
 
     def foresee(self, course: Course, until_s: float) -> Future | None:
         """See `schedule.executor.Oracle`. The times are those that steps have one by one, to the last bit."""
-        depth, last, least = len(self._begun), self._begun[-1].plan, int(course.feeds.min())
-        if self._free_at_s > until_s or min(least, course.most) < 2:
+        depth = len(self._begun)
+        if self._free_at_s > until_s or course.most <= depth:
             return None
-        order = np.argsort(last.row)
-        ends = (last.start.astype(np.int64) + last.count)[order]
-        behind_s = self._behind_s(ends, course.feeds, least, until_s)
+        behind_s, whole = self._behind_s(course, until_s)
         ends_s = np.concatenate([[one.finished_s for one in self._begun][:-1],
                                  np.add.accumulate(np.append(self._free_at_s, behind_s))])
-        num_steps = int(np.searchsorted(ends_s[:min(len(behind_s), course.most)], until_s, side="right"))
+        most = min(len(behind_s) + depth * whole, course.most)
+        num_steps = int(np.searchsorted(ends_s[:most], until_s, side="right"))
         if num_steps <= depth:
             return None
         self._foreseen_s = np.append(self._begun[0].started_s, ends_s)
-        place = ends + np.arange(1 - depth, num_steps - depth + 1)[:, None]
+        place = course.scheduled - course.last + np.arange(num_steps)[:, None]
         return Future(started_s=self._foreseen_s[:num_steps], finished_s=ends_s[:num_steps],
-                      tokens=made_up(last.request[order], place, self._capacity.vocab_size))
+                      tokens=made_up(course.request, place, self._capacity.vocab_size))
 
-    def _behind_s(self, ends: Long, feeds: Long, least: int, until_s: float) -> NDArray[np.float64]:
+    def _behind_s(self, course: Course, until_s: float) -> tuple[NDArray[np.float64], bool]:
         """Seconds of the steps behind those begun, up to about until_s: more would be of no use, and after
-        fewer another leap follows. Rows that are fed no more stay out of the last that can be begun."""
-        most = least
-        if until_s < inf and self._decode_s:
-            most = min(most, int((until_s - self._free_at_s) / self._decode_s * 1.1) + 2)
-        behind_s = self._seconds.decodes(ends, most)
-        self._decode_s = float(behind_s[0])
-        if most < least:
-            return behind_s
-        tail = range(least, min(least + len(self._begun) - 1, int(feeds.max())))
-        return np.append(behind_s, [self._seconds.decodes(ends[feeds > i] + i, 1)[0] for i in tail])
+        fewer another leap follows. Whether these are all that there are."""
+        feeds, ends = course.feeds, course.scheduled
+        room_s, found, done, last = until_s - self._free_at_s, [np.zeros(0)], 0, int(feeds.max())
+        stops = np.unique(np.minimum(feeds, course.most))  # rows leave, one after another
+        for stop in stops[stops > 0].tolist():
+            num = stop - done
+            if room_s < inf and self._decode_s:
+                num = min(num, int(room_s / self._decode_s * 1.1) + 2)
+            goes_on = feeds > done
+            found.append(self._seconds.decodes(ends[goes_on] + done, num))
+            self._decode_s = float(found[-1][0])
+            room_s -= float(found[-1].sum())
+            done += num
+            if done < stop or room_s < 0:
+                break
+        return np.concatenate(found), done == last
 
     def leap(self, num_steps: int, plans: Sequence[StepPlan]) -> list[int]:
-        times_s = self._foreseen_s[num_steps:num_steps + len(plans) + 1].tolist()
+        times_s = self._foreseen_s[num_steps:num_steps + len(plans) + 1].tolist()  # the first: of the start
         self._next_ticket += num_steps
         tickets = list(range(self._next_ticket - len(plans), self._next_ticket))
         self._begun = deque(

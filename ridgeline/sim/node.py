@@ -137,6 +137,8 @@ class Node:
             if leap is not None and self._leaps is not None:
                 self.clock.advance_to(float(leap.finished_s[-1]))
                 self._leaps.leapt(leap)
+                news += leap.news
+                self._waits = self.loop.next_ready_at() is not None
                 continue
             self.clock.advance_to(ready_s)
             news += self.loop.collect()

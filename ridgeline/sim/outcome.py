@@ -97,6 +97,7 @@ class Meter:
         """Steps without a record each."""
         took_s = leap.finished_s - leap.started_s
         self.num_steps += leap.num_steps
+        self.num_preemptions += leap.num_preemptions
         self.busy_s += float(took_s.sum())
         self.prefill_s += float(took_s @ leap.prefill_share)
         self.page_s += float(took_s @ leap.used_pages)

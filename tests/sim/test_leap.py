@@ -2,12 +2,17 @@
 takes each step gives, to the last bit."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
+from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.policies.table import POLICIES
+from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.node import Machine, Node, Serving
 from ridgeline.sim.outcome import Meter
@@ -52,22 +57,47 @@ def mixed(seed: int, num_requests: int, *, gap_s: float = 25.0) -> Workload:
     return Workload(requests=requests, about="mixed")
 
 
+class Heard:
+    """A front that keeps what clients hear of first tokens and ends."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.news: list[tuple[str, int, Mapping[str, float], Mapping[str, float | int | str]]] = []
+
+    def add(self, new: NewRequest) -> None:
+        self._node.add(new)
+
+    def abort(self, request_id: str) -> None:
+        self._node.abort(request_id)
+
+    def next_event_at(self) -> float | None:
+        return self._node.next_event_at()
+
+    def advance(self, until_s: float) -> list[Output]:
+        news = self._node.advance(until_s)
+        self.news += sorted((one.id, one.num_output, one.times_s, one.account) for one in news if one.times_s)
+        return news
+
+
 def both_ways(where: Machine, serving: Serving, load: Workload) -> tuple[Meter, Meter, list[StepRecord]]:
     leapt, stepped = Meter(where.capacity.num_pages), Meter(where.capacity.num_pages)
-    every = Steps(stepped)
+    every, found = Steps(stepped), []
     for trace in (leapt, every):
         node = Node(where, serving, trace)
-        Clients(node, load, 1000).run()
+        heard = Heard(node)
+        Clients(heard, load, 1000).run()
         node.loop.check()
+        found.append((heard.news, node.manager.stats, node.loop.little_law(), node.loop.progress()))
+    assert found[0] == found[1]
     return leapt, stepped, every.steps
 
 
 def assert_equal(leapt: Meter, stepped: Meter) -> None:
     assert [one.record for one in leapt.ended] == [one.record for one in stepped.ended]
     assert [one.times_s.tolist() for one in leapt.ended] == [one.times_s.tolist() for one in stepped.ended]
-    for name in ("num_steps", "num_preemptions", "most_pages", "num_rows", "num_held"):
+    for name in ("num_steps", "num_preemptions", "most_pages", "most_residents", "num_rows", "num_held"):
         assert getattr(leapt, name) == getattr(stepped, name), name
-    for name in ("busy_s", "prefill_s", "page_s"):
+    for name in ("busy_s", "prefill_s", "page_s", "resident_s", "row_s"):
         assert getattr(leapt, name) == pytest.approx(getattr(stepped, name), rel=1e-12), name
 
 
@@ -101,3 +131,50 @@ def test_most_steps_of_a_quiet_engine_are_leapt_over() -> None:
     load = workload(*[(100.0 * i, 5, 90) for i in range(5)])
     Clients(Node(machine(num_pages=400), Serving(), meter), load, 1000).run()
     assert meter.num_steps == 5 * 90 and sum(isinstance(one, StepRecord) for one in told) <= 5 * 5
+
+
+def test_a_leap_goes_over_ends_and_past_those_who_wait_for_a_row() -> None:
+    """Three requests that run together, and a fourth that finds no row: a leap to its arrival, one over its
+    wait, and one from there to the end."""
+    leaps: list[Leap] = []
+
+    class Leapt(Meter):
+        def leapt(self, leap: Leap) -> None:
+            leaps.append(leap)
+            super().leapt(leap)
+
+    load = workload((0.0, 5, 20), (0.0, 5, 70), (0.0, 5, 90), (40.0, 5, 80), (40.0, 5, 30))
+    where = machine(num_pages=400, num_rows=3)
+    node = Node(where, Serving(), Leapt(400))
+    Clients(node, load, 1000).run()
+    ends = [sum(one.finish is not None for one in leap.news) for leap in leaps]
+    assert sum(ends) >= 4 and 0 in ends
+    assert sum(leap.num_steps for leap in leaps) > 0.9 * node.loop.progress()
+    assert_equal(*both_ways(where, Serving(), load)[:2])
+
+
+def check_random(seed: int) -> None:
+    """Ends within a leap, crowds for few rows, prompts in chunks, few pages, clients that leave."""
+    draw = random.Random(seed)
+    policy, kind = draw.choice(sorted(POLICIES)), draw.choice(sorted(LAYOUTS))
+    base = machine(depth=draw.randint(1, 3), num_rows=draw.randint(1, 6),
+                   max_step_tokens=draw.choice((8, 24, 200)))
+    where = replace(base, capacity=replace(
+        base.capacity, layout=plan_layout(LAYOUTS[kind], block_tokens=4),
+        num_pages=draw.choice((40, 90, 400))))
+    serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.5),
+                      kv=draw.choice(("paged", "paged", "contiguous")))
+    assert_equal(*both_ways(where, serving, mixed(seed, 10, gap_s=draw.choice((2.0, 10.0, 40.0))))[:2])
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(seed=st.integers(0, 10**9))
+def test_leaping_is_stepping_whatever_is_served(seed: int) -> None:
+    check_random(seed)
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, phases=[Phase.generate])
+@given(seed=st.integers(0, 10**9))
+def test_leaping_is_stepping_whatever_is_served_at_length(seed: int) -> None:
+    check_random(seed)
