@@ -29,8 +29,8 @@ BATCHES = (1, 16)  # answers at a time
 PROMPT_TOKENS = 32
 _MAX_STEPS = 1 << 16
 _ANY_ITEM: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {
-    "id": {"type": "integer"}, "name": {"type": "string", "maxLength": 24},
-    "kind": {"enum": ["tool", "part", "service"]}, "price": {"type": "number", "minimum": 0},
+    "id": {"type": "integer", "minimum": 0, "maximum": 9999}, "name": {"type": "string", "maxLength": 24},
+    "kind": {"enum": ["tool", "part", "service"]}, "price": {"type": "integer", "minimum": 0, "maximum": 999},
     "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
     "in_stock": {"type": "boolean"}}, "required": ["id", "name", "kind", "price", "tags", "in_stock"]}
 ENDLESS = {"type": "array", "items": _ANY_ITEM, "minItems": 200}  # no answer ends by itself

@@ -90,9 +90,9 @@ class Masks:
     first: Mapping[int, int]
     filled: Future[None]
 
-    def apply(self, logits_SV: Tensor, places: Sequence[int], first: Sequence[int],
-              drafts: Sequence[int]) -> Tensor:
-        """The logits without what the grammars forbid; the given ones stay as they are.
+    def apply(self, logits_SV: Tensor, places: Sequence[int], first: Sequence[int], drafts: Sequence[int],
+              *, keep: bool) -> Tensor:
+        """The logits without what the grammars forbid. keep: the given ones stay as they are.
 
         places: of the plan, by row; the row's positions are first .. first + drafts of S.
         """
@@ -109,7 +109,8 @@ class Masks:
         forbidden_SW[at] = ~self.bits_NW[of]
         bits = np.unpackbits(forbidden_SW.view(np.uint8), axis=1, bitorder="little")
         forbidden_SV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device)
-        return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN)  # a tenth of what selecting takes
+        target_SV = torch.empty_like(logits_SV) if keep else logits_SV
+        return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN, out=target_SV)  # selecting takes tenfold
 
 
 class Grammars:

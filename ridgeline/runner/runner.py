@@ -238,7 +238,9 @@ class LocalExecutor:
         logits_SV = self._model.logits(outcome.hidden_SH[torch.from_numpy(at)], len(at))
         allowed_SV = logits_SV
         if outcome.masks is not None:
-            allowed_SV = outcome.masks.apply(logits_SV, places.tolist(), first.tolist(), draft.tolist())
+            scored = any(self._rows.request(row).params.logprobs is not None for row in rows.tolist())
+            allowed_SV = outcome.masks.apply(logits_SV, places.tolist(), first.tolist(), draft.tolist(),
+                                             keep=scored)
         if outcome.proposals:
             taken, failed = verify(self._sampler, allowed_SV, [
                 Span(start=self._rows.request(row), at=where, position=position,

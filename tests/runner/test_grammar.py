@@ -56,7 +56,8 @@ def allowed(followed: Grammars, drafts: list[list[int]]) -> list[set[int]]:
     logits = torch.zeros(total, VOCAB)
     if masks is not None:
         first = np.cumsum([0] + [len(one) + 1 for one in drafts])[:-1].tolist()
-        logits = masks.apply(logits, list(range(len(drafts))), first, [len(one) for one in drafts])
+        logits = masks.apply(logits, list(range(len(drafts))), first, [len(one) for one in drafts],
+                             keep=False)
     return [set(np.flatnonzero(row > FORBIDDEN).tolist()) for row in logits.numpy()]
 
 
