@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -82,6 +83,7 @@ class Job:
         self._priority = priority
         self._cache_salt = cache_salt
         self._running: set[str] = set()
+        self._ended = [asyncio.Event() for _ in prompts]
         self.cancelled = False
 
     def choice(self, index: int) -> Choice:
@@ -103,14 +105,16 @@ class Job:
     async def _one(
         self, index: int, clock: RequestClock, now: Callable[[], float]
     ) -> AsyncGenerator[Piece, None]:
-        generation = self.generations[index]
+        generation, prompt = self.generations[index], self.prompts[index]
+        if prompt.after is not None:
+            await self._ended[prompt.after].wait()
         request_id = uuid.uuid4().hex
         timed = clock.prompt(self.params.n, now())
         self._running.add(request_id)
         news_of = self._engine.submit(
             request_id,
-            self.prompts[index].token_ids,
-            self.params,
+            prompt.token_ids,
+            replace(self.params, prompt_logprobs_from=prompt.scored_from),
             priority=self._priority,
             cache_salt=self._cache_salt,
             tenant=clock.caller.tenant,
@@ -135,6 +139,7 @@ class Job:
             raise
         finally:
             self._running.discard(request_id)
+            self._ended[index].set()
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

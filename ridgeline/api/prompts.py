@@ -22,10 +22,17 @@ _LONG_CHARS = 4096  # a text above this takes a millisecond or more to tokenize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt: the ids that are sent, and the text that echo shows (None: decode the ids)."""
+    """One prompt: the ids that are sent, and the text that echo shows (None: decode the ids).
+
+    scored_from: the first position whose log-probability is asked, where the request asks for some. after:
+    the prompt, by its number, that must have ended before this one starts, so that it finds their common
+    beginning in the cache.
+    """
 
     token_ids: list[int]
-    text: str | None
+    text: str | None = None
+    scored_from: int = 1
+    after: int | None = None
 
 
 async def completion_prompts(served: Served, prompt: str | list[Any], n: int) -> list[Prompt]:
@@ -33,7 +40,7 @@ async def completion_prompts(served: Served, prompt: str | list[Any], n: int) ->
     items = _items(prompt)
     most = served.limits.choices
     if len(items) * n > most:
-        raise _bad(f"{len(items)} prompts times n {n} is more than {most} choices", "prompt")
+        raise _bad("prompt", f"{len(items)} prompts times n {n} is more than {most} choices")
     prompts = []
     for index, item in enumerate(items):
         where = f"prompt[{index}]" if len(items) > 1 else "prompt"
@@ -45,7 +52,7 @@ async def completion_prompts(served: Served, prompt: str | list[Any], n: int) ->
             check_fits(ids, served, "prompt")
             check_token_ids(ids, where, served.vocab_size)
         if not ids:
-            raise _bad(f"{where} is empty: it must hold at least one token", "prompt")
+            raise _bad("prompt", f"{where} is empty: it must hold at least one token")
         prompts.append(Prompt(token_ids=ids, text=item if isinstance(item, str) else None))
     return prompts
 
@@ -74,7 +81,7 @@ async def chat_prompt(
         ),
     )
     if not chat.token_ids:
-        raise _bad("the rendered conversation is empty", "messages")
+        raise _bad("messages", "the rendered conversation is empty")
     return Prompt(token_ids=chat.token_ids, text=chat.text)
 
 
@@ -102,11 +109,11 @@ def check_token_ids(ids: list[Any], where: str, vocab_size: int) -> None:
     param = where.partition("[")[0]
     for index, token in enumerate(ids):
         if not isinstance(token, int) or isinstance(token, bool):
-            raise _bad(f"{where}[{index}] is {token!r:.40}, which is not a token id", param)
+            raise _bad(param, f"{where}[{index}] is {token!r:.40}, which is not a token id")
         if not 0 <= token < vocab_size:
             raise _bad(
-                f"{where}[{index}] is {token!s:.40}: the token ids of this model are 0 to {vocab_size - 1}",
                 param,
+                f"{where}[{index}] is {token!s:.40}: the token ids of this model are 0 to {vocab_size - 1}",
             )
 
 
@@ -114,7 +121,7 @@ def _items(prompt: str | list[Any]) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise _bad("prompt is an empty list", "prompt")
+        raise _bad("prompt", "prompt is an empty list")
     if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
         return prompt
     return [prompt]
@@ -138,5 +145,5 @@ async def beside(num_chars: int, work: "partial[Any]") -> Any:
     return await asyncio.to_thread(work) if num_chars > _LONG_CHARS else work()
 
 
-def _bad(what: str, param: str) -> RequestError:
+def _bad(param: str, what: str) -> RequestError:
     return RequestError(what, param=param, code="invalid_value")

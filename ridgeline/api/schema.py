@@ -18,12 +18,14 @@ from ridgeline.api.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from ridgeline.api.errors import ErrorBody
 from ridgeline.api.messages_types import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
 from ridgeline.api.responses_types import ResponseAnswer, ResponsesRequest
+from ridgeline.api.score import ScoreAnswer, ScoreRequest
 from ridgeline.api.types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, tuple[Any, Any]] = {
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/embeddings": (EmbeddingsRequest, EmbeddingsAnswer),
+    "/v1/score": (ScoreRequest, ScoreAnswer),
     "/v1/messages": (MessagesRequest, MessageAnswer),
     "/v1/messages/count_tokens": (CountRequest, CountAnswer),
     "/v1/responses": (ResponsesRequest, ResponseAnswer),

@@ -7,24 +7,31 @@ import asyncio
 import json
 import sys
 import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from ridgeline.api.answers import to_json
-from ridgeline.api.errors import as_request_error, error_body
-from ridgeline.api.openai import OpenAI
+from ridgeline.api.embeddings import embeddings
+from ridgeline.api.errors import as_request_error, body_at
+from ridgeline.api.messages import Messages
+from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.parse import parse
+from ridgeline.api.responses import Responses
+from ridgeline.api.score import score
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.server.start import start
 
+Endpoints = Mapping[str, Callable[[bytes], Coroutine[Any, Any, Reply]]]
 AHEAD = 2  # requests in the engine for each place in its batch
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One request. url: /v1/chat/completions or /v1/completions; body: as there, not streamed."""
+    """One request. url: of an endpoint (`_endpoints`); body: as there, not streamed."""
 
     custom_id: str
     method: str
@@ -91,23 +98,24 @@ class Batch:
         """Answer all of them, at most `num_places` at a time. Raises EngineDeadError; what is written stays.
         """
         places = asyncio.Semaphore(num_places)
+        endpoints = _endpoints(api)
         with self._target.open("ab") as out:
             try:
                 async with asyncio.TaskGroup() as group:
                     for number, line in self._todo:
                         await places.acquire()
-                        task = group.create_task(self._answer(api, number, line, out))
+                        task = group.create_task(self._answer(endpoints, number, line, out))
                         task.add_done_callback(lambda _: places.release())
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
 
-    async def _answer(self, api: OpenAI, number: int, line: bytes, out: BinaryIO) -> None:
-        answer = await self._one(api, number, line)
+    async def _answer(self, endpoints: Endpoints, number: int, line: bytes, out: BinaryIO) -> None:
+        answer = await self._one(endpoints, number, line)
         out.write(to_json(answer) + b"\n")
         out.flush()
         self._show_progress()
 
-    async def _one(self, api: OpenAI, number: int, line: bytes) -> BatchAnswer:
+    async def _one(self, endpoints: Endpoints, number: int, line: bytes) -> BatchAnswer:
         answer = BatchAnswer(id=f"batch_req_{uuid.uuid4().hex}")
         try:
             asked = parse(line, BatchLine)
@@ -122,7 +130,7 @@ class Batch:
             return answer
         self._seen.add(asked.custom_id)
         answer.custom_id = asked.custom_id
-        status, body = await _ask(api, asked)
+        status, body = await _ask(endpoints, asked)
         answer.response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": msgspec.Raw(body)}
         return answer
 
@@ -134,9 +142,18 @@ class Batch:
             print(text, end="\r" if live and not last else "\n", file=sys.stderr, flush=True)
 
 
-async def _ask(api: OpenAI, asked: BatchLine) -> tuple[int, bytes]:
+def _endpoints(api: OpenAI) -> Endpoints:
+    """By the path under which the server has them."""
+    messages, responses = Messages(api), Responses(api)
+    return {
+        "/v1/chat/completions": api.chat, "/v1/completions": api.completion,
+        "/v1/embeddings": partial(embeddings, api), "/v1/score": partial(score, api),
+        "/v1/messages": messages.create, "/v1/responses": responses.create,
+    }  # fmt: skip
+
+
+async def _ask(endpoints: Endpoints, asked: BatchLine) -> tuple[int, bytes]:
     """Status and body, as the server would answer."""
-    endpoints = {"/v1/chat/completions": api.chat, "/v1/completions": api.completion}
     try:
         if asked.method != "POST" or asked.url not in endpoints:
             raise RequestError(
@@ -153,7 +170,7 @@ async def _ask(api: OpenAI, asked: BatchLine) -> tuple[int, bytes]:
         raise
     except Exception as error:
         refusal = as_request_error(error)
-        return refusal.status, to_json(error_body(refusal))
+        return refusal.status, to_json(body_at(asked.url, refusal))
 
 
 def _answered(target: Path) -> set[str | int]:

@@ -46,6 +46,7 @@ def check_sampling(params: SamplingParams) -> None:
     _whole(params, "min_tokens", 0, 2**31 - 1)
     _whole(params, "logprobs", 0, MAX_LOGPROBS, optional=True)
     _whole(params, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+    _whole(params, "prompt_logprobs_from", 1, 2**31 - 1)
     _whole_numbers("stop_token_ids", params.stop_token_ids)
     _whole_numbers("logit_bias", params.logit_bias)
     for token, bias in params.logit_bias.items():

@@ -30,6 +30,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = _DEFAULT.stop_token_ids
     logprobs: int | None = _DEFAULT.logprobs
     prompt_logprobs: int | None = _DEFAULT.prompt_logprobs
+    prompt_logprobs_from: int = _DEFAULT.prompt_logprobs_from
     grammar: str | None = _DEFAULT.grammar
     pool: str | None = _DEFAULT.pool
 

@@ -84,6 +84,7 @@ class Door:
         room = self.max_request_tokens - len(new.prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         prompt = np.asarray(new.prompt, np.int32)
+        scored_from = len(prompt) if params.prompt_logprobs is None else params.prompt_logprobs_from
         side = bisect_left(self.prompt_borders, len(prompt))
         salt = f"{new.cache_salt}\0{side}" if side else new.cache_salt
         return [
@@ -95,7 +96,7 @@ class Door:
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
                 predicted_output=max_tokens if new.predicted_output is None else new.predicted_output,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
-                prompt_logprobs_from=1 if choice == 0 and params.prompt_logprobs is not None else len(prompt))
+                prompt_logprobs_from=scored_from if choice == 0 else len(prompt))
             for choice in range(params.n)
         ]
 

@@ -27,6 +27,7 @@ from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.responses import Responses
 from ridgeline.api.schema import describe_bodies
+from ridgeline.api.score import score
 from ridgeline.api.stream import ClientGone, EventStream, until_gone
 from ridgeline.api.tokens import detokenize, tokenize
 from ridgeline.base.errors import EngineDeadError, RequestError
@@ -73,6 +74,11 @@ def _add_generation(app: FastAPI, api: OpenAI) -> None:
     async def post_embeddings(request: Request) -> Response:
         """Texts as vectors."""
         return await _generate(request, limits, partial(embeddings, api))
+
+    @app.post("/v1/score", tags=["generate"])
+    async def post_score(request: Request) -> Response:
+        """How likely continuations of contexts are."""
+        return await _generate(request, limits, partial(score, api))
 
     @app.post("/v1/chat/completions", tags=["generate"])
     async def chat_completions(request: Request) -> Response:

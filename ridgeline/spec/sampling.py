@@ -15,11 +15,11 @@ class SamplingParams:
     temperature 0 (or below 1e-5) is greedy; ties go to the lowest token id. seed None draws one at admission.
     logprobs: None for none, k for the sampled token's and the top k's raw log-probabilities (natural log, of
     the model's own distribution, before temperature, penalties and bias). prompt_logprobs likewise for prompt
-    positions. max_tokens None runs to the context border. stop strings are the text layer's, stop_token_ids
-    the scheduler's. grammar: what the text must match, as frontend/structure.py writes it. pool: the prompt's
-    final hidden states are asked for as one vector, their "mean" or the "last"; such a request (n 1,
-    max_tokens 1) takes a token that nobody reads. Lists are taken as tuples, one stop string as a tuple of
-    it, None as no stop, top_k -1 as 0.
+    positions, from prompt_logprobs_from on. max_tokens None runs to the context border. stop strings are the
+    text layer's, stop_token_ids the scheduler's. grammar: what the text must match, as frontend/structure.py
+    writes it. pool: the prompt's final hidden states are asked for as one vector, their "mean" or the "last";
+    such a request (n 1, max_tokens 1) takes a token that nobody reads. Lists are taken as tuples, one stop
+    string as a tuple of it, None as no stop, top_k -1 as 0.
     """
 
     n: int = 1
@@ -40,6 +40,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 1
     detokenize: bool = True
     skip_special_tokens: bool = True
     grammar: str | None = None

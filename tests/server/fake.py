@@ -129,7 +129,7 @@ class FakeEngine:
                         else [Logprobs(token_ids=[ids[index], 5], logprobs=[-0.5, float("-inf")], rank=0)],
                         prompt_logprobs=[
                             (at, Logprobs(token_ids=[prompt[at]], logprobs=[-1.0], rank=2))
-                            for at in range(1, len(prompt))
+                            for at in range(params.prompt_logprobs_from, len(prompt))
                         ]
                         if first
                         else [],

@@ -37,7 +37,7 @@ async def test_answers_refusals_and_broken_lines(tmp_path: Path) -> None:
         _line("a"),
         _line("b", url="/v1/completions", body={"prompt": "x", "max_tokens": 2}),
         _line("c", body={"messages": "oops"}),
-        _line("d", url="/v1/embeddings"),
+        _line("d", url="/v1/moderations"),
         _line("e", body={"messages": [{"role": "user", "content": "hi"}], "stream": True}),
         _line("f", extra=1),
         "{not json",
@@ -59,6 +59,29 @@ async def test_answers_refusals_and_broken_lines(tmp_path: Path) -> None:
     assert by_id["f"]["response"] is None and "extra" in by_id["f"]["error"]["message"]
     nameless = [a for a in answers if a["custom_id"] is None]
     assert [a["line"] for a in nameless] == [7, 10] and all("line" in a["error"]["message"] for a in nameless)
+
+
+async def test_every_endpoint_that_answers_at_once_has_lines(tmp_path: Path) -> None:
+    """Each refusal is a line of its own, in its dialect."""
+    turns = [{"role": "user", "content": "hi"}]
+    answers, _ = await _run(tmp_path, [
+        _line("messages", url="/v1/messages", body={"messages": turns, "max_tokens": 3}),
+        _line("cut", url="/v1/messages", body={"messages": turns}),
+        _line("responses", url="/v1/responses", body={"input": "hi"}),
+        _line("later", url="/v1/responses", body={"input": "hi", "background": True}),
+        _line("flow", url="/v1/responses", body={"input": "hi", "stream": True}),
+        _line("score", url="/v1/score", body={"pairs": [{"context": "a", "continuation": "xx"}]}),
+        _line("vector", url="/v1/embeddings", body={"input": "a", "dimensions": 3}),
+    ])  # fmt: skip
+    told = {answer["custom_id"]: answer["response"] for answer in answers}
+    assert {name for name, one in told.items() if one["status_code"] == 200} == {
+        "messages", "responses", "score"}  # fmt: skip
+    assert told["messages"]["body"]["content"] == [{"type": "text", "text": "hel"}]
+    assert told["responses"]["body"]["output"][0]["content"][0]["text"] == "hello"
+    assert told["score"]["body"]["data"][0]["logprob"] == -2.0
+    assert told["cut"]["body"]["type"] == "error"
+    params = {name: told[name]["body"]["error"]["param"] for name in ("cut", "later", "flow", "vector")}
+    assert params == {"cut": "max_tokens", "later": "background", "flow": "stream", "vector": "model"}
 
 
 async def test_a_second_run_answers_only_what_is_missing(tmp_path: Path) -> None:
