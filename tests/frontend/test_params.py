@@ -30,6 +30,7 @@ FULL = SamplingParams(
     stop_token_ids=(4,),
     logprobs=2,
     prompt_logprobs=1,
+    prompt_logprobs_from=3,
     grammar='start: "a"',
 )
 NAN, INF = float("nan"), float("inf")
