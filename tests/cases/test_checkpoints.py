@@ -1,4 +1,5 @@
-"""C-23 and C-25: a start from damaged files fails at once, in one line, and opens no port."""
+"""C-23 to C-25: damaged files fail at once, in one line, and open no port; a GGUF file says what its weights
+say."""
 
 import json
 import socket
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from ridgeline.cli import main
+from tests.oracle.cases import GQA
+from tests.oracle.reference import reference_model, write_gguf
 from tests.server.tiny import tiny_folder
 
 
@@ -64,6 +69,32 @@ def test_c23_another_magic(whole: Path, tmp_path: Path) -> None:
     with whole.open("rb") as file:
         path.write_bytes(b"GGML" + file.read(100_000)[4:])
     assert "not a GGUF file" in _fails(path)
+
+
+def _score(model: Path, folder: Path) -> NDArray[np.float64]:
+    """What the model says of 200 tokens, by an echoed completion."""
+    body = {"prompt": [(37 * i + 11 * (i // 7)) % 90 for i in range(200)], "echo": True, "logprobs": 0,
+            "max_tokens": 0}  # fmt: skip
+    asked, told = folder / "asked.jsonl", folder / f"{model.name}.jsonl"
+    asked.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}))
+    assert main(["run-batch", str(asked), str(told), str(model), "--no-progress", "--threads", "1"]) == 0
+    answer = json.loads(told.read_text())["response"]
+    assert answer["status_code"] == 200, answer
+    scores = answer["body"]["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(scores) == 200 and scores[0] is None
+    return np.array(scores[1:])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "bound"), [("F16", 0.02), ("Q8_0", 0.1)])
+def test_c24_the_same_weights_in_both_formats(tmp_path: Path, kind: str, bound: float) -> None:
+    """Fewer KV heads than heads, tied embeddings and no output tensor in the file. In process, and in every
+    run: tests/oracle/test_gguf.py."""
+    model = reference_model("llama", **GQA, max_position_embeddings=256, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "folder")
+    write_gguf(model, tmp_path / "m.gguf", "llama", kind)
+    gaps = _score(tmp_path / "m.gguf", tmp_path) - _score(tmp_path / "folder", tmp_path)
+    assert np.abs(gaps).mean() < bound
 
 
 @pytest.mark.parametrize("lost", ["removed", "never-there"])

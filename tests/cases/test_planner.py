@@ -34,6 +34,9 @@ def plan(folder: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str
     (DENSE | {"num_hidden_layers": 36, "hidden_size": 2560, "head_dim": 128}, 147_456),
     (DENSE | {"num_hidden_layers": 32, "hidden_size": 4096}, 131_072),
     (DEFAULT, 23_040),
+    (DENSE | {"num_hidden_layers": 32, "hidden_size": 4096, "num_key_value_heads": 1}, 16_384),
+    ({k: v for k, v in DENSE.items() if k != "num_key_value_heads"}
+     | {"num_hidden_layers": 32, "hidden_size": 4096}, 524_288),
 ])  # fmt: skip
 def test_c27_kv_bytes_of_a_token(
     config: dict[str, Any], kv_bytes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,6 +45,18 @@ def test_c01_forced_text_is_whole_streamed_or_not(server: Server, text: str) -> 
         text_of(whole).encode()
 
 
+def test_c12_usage_of_forced_text_is_the_same_streamed(server: Server) -> None:
+    """Keys that come several tokens at once are counted one by one, whole and streamed, for each choice."""
+    body = ask(PET, n=2, seed=1, temperature=0.8)
+    whole = server.chat(**body)
+    events = server.events("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
+    assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    for index in range(2):
+        pieces = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]
+                  if choice["index"] == index]
+        assert "".join(pieces) == text_of(whole, index)
+
+
 @pytest.mark.parametrize("schema", [
     {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3},
     {"type": "string", "pattern": "^[a-z]+$", "minLength": 5, "maxLength": 9}, PET,
