@@ -202,7 +202,7 @@ class FakeExecutor:
         self._read(plan)
         result = self._sample(plan)
         result.failed[undone] = UNDONE
-        return replace(result, short=bool(undone))
+        return msgspec.structs.replace(result, short=bool(undone))
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_rows > 0 and plan.num_tokens == int(plan.count.sum()) <= self.max_step_tokens
