@@ -6,8 +6,9 @@ holds a digest of the history up to its position, so a read of a stale, shared o
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from ridgeline.base.clock import VirtualClock
@@ -169,7 +170,7 @@ class FakeExecutor:
         if self.short(plan):
             self._lost.update(plan.request.tolist())
             raise MemoryError("no room")
-        result = replace(self._run(plan), started_s=now, finished_s=now + 1.0)
+        result = msgspec.structs.replace(self._run(plan), started_s=now, finished_s=now + 1.0)
         error = self.blow_up(plan)
         if error is not None:
             raise error
@@ -201,7 +202,7 @@ class FakeExecutor:
         self._read(plan)
         result = self._sample(plan)
         result.failed[undone] = UNDONE
-        return replace(result, short=bool(undone))
+        return msgspec.structs.replace(result, short=bool(undone))
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_rows > 0 and plan.num_tokens == int(plan.count.sum()) <= self.max_step_tokens

@@ -1,11 +1,10 @@
 """How a sequence begins: over the longest prefix of it that is cached, or over the pages of another."""
 
-from collections.abc import Sequence
 
 from ridgeline.kv.away import Away
 from ridgeline.kv.kinds import Probe, Room, StateRoom, longest, shareable
 from ridgeline.kv.pool import NULL_PAGE, PagePool
-from ridgeline.kv.prefix import HashChain, PrefixIndex
+from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens
 from ridgeline.kv.seqtable import GroupTable, SeqTable
 from ridgeline.kv.snapshots import Snapshots
 from ridgeline.kv.why import OFF, why_not_more
@@ -26,7 +25,7 @@ class Begin:
         self._block_tokens = block_tokens
         self._caching = caching
 
-    def open(self, seq: int, tokens: Sequence[int], salt: str, limit: int | None,
+    def open(self, seq: int, tokens: Tokens, salt: str, limit: int | None,
              end: int | None) -> SeqTable:
         """KVManager.open()."""
         hit, chain = 0, None
@@ -46,7 +45,7 @@ class Begin:
                              default=0)
         return table
 
-    def lookup(self, tokens: Sequence[int], salt: str, limit: int | None, *, host: bool) -> int:
+    def lookup(self, tokens: Tokens, salt: str, limit: int | None, *, host: bool) -> int:
         """KVManager.lookup()."""
         if not self._caching:
             return 0
@@ -54,7 +53,7 @@ class Begin:
         return self._reach(Probe(indexes, HashChain(salt, self._block_tokens), tokens),
                            _most(tokens, limit))[0]
 
-    def why_not_more(self, table: SeqTable, tokens: Sequence[int]) -> str:
+    def why_not_more(self, table: SeqTable, tokens: Tokens) -> str:
         """KVManager.why_not_more()."""
         if table.chain is None:
             return OFF
@@ -104,7 +103,7 @@ class Begin:
             self._away.share(group)
 
 
-def _most(tokens: Sequence[int], limit: int | None) -> int:
+def _most(tokens: Tokens, limit: int | None) -> int:
     """Most tokens that a hit may have: the last one is always computed."""
     most = len(tokens) - 1
     return max(0, most if limit is None else min(most, limit))

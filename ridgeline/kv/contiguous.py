@@ -83,7 +83,7 @@ class ContiguousManager:
 
     # ---- a sequence's life
 
-    def open(self, seq: int, tokens: Sequence[int], salt: str = "", limit: int | None = None,
+    def open(self, seq: int, tokens: Tokens, salt: str = "", limit: int | None = None,
              end: int | None = None) -> int:
         """A new sequence without memory; 0, since nothing is ever reused. end: tokens that it may have."""
         assert seq not in self._seqs
@@ -92,11 +92,11 @@ class ContiguousManager:
         self._seqs[seq] = _Seq(end=most, num_known=len(tokens))
         return 0
 
-    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None, *,
+    def lookup(self, tokens: Tokens, salt: str = "", limit: int | None = None, *,
                host: bool = True) -> int:
         return 0
 
-    def why_not_more(self, seq: int, tokens: Sequence[int]) -> str:
+    def why_not_more(self, seq: int, tokens: Tokens) -> str:
         return "contiguous memory is not shared"
 
     def next_mark(self, seq: int, position: int) -> int:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.kv.news import CopyNews
+from ridgeline.kv.news import NO_COPIES, CopyNews
 from ridgeline.kv.pool import PagePool
 from ridgeline.kv.prefix import Entry, PrefixIndex
 
@@ -74,6 +74,8 @@ class CopyQueue:
 
     def take(self) -> CopyNews:
         """The queued copies, for the plan that is being closed."""
+        if not self._queued:
+            return NO_COPIES
         queued, self._queued = self._queued, []
         return CopyNews(
             source_space=[c.source[0] for c in queued], source=[c.source[1] for c in queued],

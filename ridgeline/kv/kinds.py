@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from ridgeline.kv.pool import NULL_PAGE
-from ridgeline.kv.prefix import HashChain, PrefixIndex, encode
+from ridgeline.kv.prefix import HashChain, PrefixIndex, Tokens, encode
 from ridgeline.kv.seqtable import GroupTable, SeqTable
 from ridgeline.spec.cache import CacheGroup, Paged, State, Window
 
@@ -22,7 +22,7 @@ class Probe:
     A page is told as a positive number when the device has it, as a negative one when only the host does.
     """
 
-    def __init__(self, indexes: Sequence[PrefixIndex], chain: HashChain, tokens: Sequence[int]) -> None:
+    def __init__(self, indexes: Sequence[PrefixIndex], chain: HashChain, tokens: Tokens) -> None:
         self._indexes = indexes
         self._chain = chain
         self._tokens = tokens

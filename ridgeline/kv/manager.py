@@ -80,7 +80,7 @@ class KVManager:
 
     # ---- a sequence's life
 
-    def open(self, seq: int, tokens: Sequence[int], salt: str = "", limit: int | None = None,
+    def open(self, seq: int, tokens: Tokens, salt: str = "", limit: int | None = None,
              end: int | None = None) -> int:
         """A new sequence `seq`; returns how many of `tokens` are already in the cache (its num_computed).
 
@@ -88,20 +88,20 @@ class KVManager:
         page). It is at most len(tokens) - 1, since the last token must be computed, and at most `limit` (0:
         reuse nothing; prompt log-probabilities from position p need limit p - 1). Takes no free page and
         cannot fail; it does hold the pages it shares, so a sequence that cannot go on should be released, not
-        left open. Sequences of different salt never share. `tokens` is best a list: numpy scalars hash
-        slowly. end: positions that it will ever
-        have, beyond whose block nothing is reserved; None where nobody can say.
+        left open. Sequences of different salt never share. `tokens` is best an array, which is named faster.
+        end: positions that it will ever have, beyond whose block nothing is reserved; None where nobody can
+        say.
         """
         assert seq not in self._seqs, f"sequence {seq} is open already"
         table = self._begin.open(seq, tokens, salt, limit, end)
         self._enter(table)
         return table.num_computed
 
-    def why_not_more(self, seq: int, tokens: Sequence[int]) -> str:
+    def why_not_more(self, seq: int, tokens: Tokens) -> str:
         """Why a sequence that was just opened reused no more of its `tokens`, where no limit forbade it."""
         return self._begin.why_not_more(self._seqs[seq], tokens)
 
-    def lookup(self, tokens: Sequence[int], salt: str = "", limit: int | None = None, *,
+    def lookup(self, tokens: Tokens, salt: str = "", limit: int | None = None, *,
                host: bool = True) -> int:
         """What open() would return, without opening (routing, admission order); host=False: if the host had
         nothing."""

@@ -1,6 +1,9 @@
-"""The values that the KV manager hands out: what a plan carries, and the counts."""
+"""The values that the KV manager hands out: what a plan carries, and the counts. What each step makes is a
+msgspec struct, made in a tenth of the time of a frozen dataclass."""
 
 from dataclasses import dataclass
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,7 @@ class Fragmentation:
     external_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableNews:
+class TableNews(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Entries of one group's block table that changed: table[row[i]][index[i]] = page[i]; page 0: no longer
     needed.
 
@@ -53,8 +55,7 @@ class TableNews:
     page: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyNews:
+class CopyNews(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Copies within the device arena (space 0), to the host's (1) and back, to run in order before the step's
     forward. What they fill stays pinned until the ticket returns.
     """
@@ -69,8 +70,7 @@ class CopyNews:
 NO_COPIES = CopyNews(source_space=[], source=[], target_space=[], target=[], ticket=[])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepNews:
+class StepNews(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a plan carries: one TableNews a cache group, and the copies."""
 
     tables: tuple[TableNews, ...]

@@ -158,7 +158,10 @@ class PagePool:
         if not self._leaf_first[self._index.entry(page).group]:
             return page
         # A follower is nearly always older than what it follows, so this seldom turns once.
-        while (child := next((c for c in self._index.children(page) if c in self._idle), None)) is not None:
+        while self._index.has_children(page):
+            child = next((c for c in self._index.children(page) if c in self._idle), None)
+            if child is None:
+                break
             page = child
         return page
 

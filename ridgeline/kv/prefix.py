@@ -157,8 +157,9 @@ class PrefixIndex:
         del children[bisect_left(children, (entry.tokens, page))]
         if not children:
             del self._children[entry.group][entry.parent]
-        self._gone[entry.group, entry.digest] = self.now
-        self._gone.move_to_end((entry.group, entry.digest))
+        name = (entry.group, entry.digest)
+        self._gone[name] = self.now
+        self._gone.move_to_end(name)
         if len(self._gone) > self._keep_gone:
             self._gone.popitem(last=False)
 
@@ -169,6 +170,11 @@ class PrefixIndex:
     def follows(self, group: int, digest: bytes) -> bool:
         """Whether anything that begins with this prefix is cached."""
         return digest in self._children[group]
+
+    def has_children(self, page: int) -> bool:
+        """Whether any cached page directly follows this cached page."""
+        entry = self._entries[page]
+        return entry.digest in self._children[entry.group]
 
     def children(self, page: int) -> Iterator[int]:
         """Cached pages that directly follow this cached page, in token order."""

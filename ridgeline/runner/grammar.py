@@ -13,10 +13,11 @@ Legend: N positions that are sampled under a grammar, W words of 32 bits, S samp
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -177,7 +178,7 @@ class Grammars:
         known = np.array([self._known.get(row, 0) for row in plan.row.tolist()])
         self._known.clear()
         is_known = plan.start + plan.count < known
-        return replace(plan, sample=np.where(is_known, np.uint8(SAMPLE_NONE), plan.sample))
+        return msgspec.structs.replace(plan, sample=np.where(is_known, np.uint8(SAMPLE_NONE), plan.sample))
 
     def masks(self, plan: StepPlan) -> Masks | None:
         """Begin to fill the masks of the rows that sample; None when none of them has a grammar."""

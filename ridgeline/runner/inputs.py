@@ -3,8 +3,7 @@
 Legend: R rows of the plan, T flat tokens.
 """
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -58,7 +57,7 @@ def select(plan: StepPlan, places: Long) -> StepPlan:
         return plan
     firsts = np.concatenate(([0], plan.count.cumsum()))
     tokens = [plan.tokens[firsts[place]: firsts[place + 1]] for place in places]
-    return replace(
+    return msgspec.structs.replace(
         plan, request=plan.request[places], row=plan.row[places], start=plan.start[places],
         count=plan.count[places], sample=plan.sample[places], draft=plan.draft[places],
         tokens=np.concatenate(tokens), num_decodes=int((places < plan.num_decodes).sum()), row_starts=(),

@@ -10,6 +10,7 @@ from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Long, Rows, Taken
 
 _NO_COPIES = Copies.none()
+_NO_DELTA = TableDelta(row=_NO_COPIES.source, index=_NO_COPIES.source, page=_NO_COPIES.source)
 
 
 def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], news: StepNews) -> StepPlan:
@@ -71,7 +72,7 @@ def _int(values: list[int]) -> Int:
 
 def table_deltas(news: StepNews) -> tuple[TableDelta, ...]:
     return tuple(TableDelta(row=_int(table.row), index=_int(table.index), page=_int(table.page))
-                 for table in news.tables)
+                 if table.row else _NO_DELTA for table in news.tables)
 
 
 def copies_of(news: StepNews) -> Copies:

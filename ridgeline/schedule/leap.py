@@ -10,8 +10,8 @@ and one that ends is in no step from there on.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ Events = dict[int, list[tuple[int, int]]]  # (row, tokens), by step of a leap
 _NO_COPIES = Copies.none()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Course(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a leap can go, by row [N]. row: the rows. request: theirs. scheduled: positions below it are
     computed once the row's last step in flight is, the last-th of those. feeds: steps that it can still be
     planned for, all decodes. late, stop: see above, without an end to the leap. most: steps that a leap may
@@ -48,8 +47,7 @@ class Course:
     most: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Future:
+class Future(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an executor says of the next steps: when each starts and ends [K], and the tokens [K, N], none of
     which ends a request; a token of a step that brings its row none means nothing."""
 
@@ -58,8 +56,7 @@ class Future:
     tokens: Int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
+class Landed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """After a leap: the steps in flight with their plans, and of each of the K that were planned [K] its
     rows, the requests that ran and the pages that they held. news: of first tokens and of ends, in order."""
 
@@ -71,8 +68,7 @@ class Landed:
     news: Sequence[Output]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leap:
+class Leap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Steps that were committed without a record each [K]: when each started and finished, its rows, and the
     share of it that was prefill (by tokens); requests that ran and pages that they held after it was planned.
     num_preemptions: made by those plans. news: of first tokens and ends; that of other tokens is left out."""
@@ -186,8 +182,7 @@ class Leaper:
         steps = np.arange(num_steps)
         return Landed(
             begun=flown, plans=plans, used_pages=used, news=[one for _, one in sorted(news, key=_step_of)],
-            num_rows=len(at) - np.searchsorted(np.sort(course.feeds), steps, side="right"),
-            running=len(at) - np.searchsorted(np.sort(course.stop), steps + 1, side="right"))
+            num_rows=_above(course.feeds, steps), running=_above(course.stop, steps + 1))
 
     def _taken(self, at: Long, start: Long) -> Taken:
         """A step of one decode of each of these rows."""
@@ -376,6 +371,12 @@ class _Pace:
             self._planned = num
             self._manager.close_step(self._first + self._depth + num - 1, self._rows.row_of,
                                      float(self._times_s[num - 1]))
+
+
+def _above(values: Long, these: Long) -> Long:
+    """How many of the values are above each of these."""
+    found: Long = len(values) - np.sort(values).searchsorted(these, side="right")
+    return found
 
 
 def _step_of(news: tuple[int, Output]) -> int:

@@ -7,10 +7,10 @@ no model, no socket and no request's text.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
@@ -151,7 +151,8 @@ class Loop:
         self._flights = deque(
             Flight(plan=plan, ticket=ticket, error=None, begun_s=begun_s[i], plan_s=0.0,
                    planned_s=oracle.ready_at(ticket) - begun_s[i], num_preemptions=0,
-                   load=replace(load, running=int(running[i - depth]), used_pages=int(used[i - depth])))
+                   load=msgspec.structs.replace(load, running=int(running[i - depth]),
+                                                used_pages=int(used[i - depth])))
             for i, (plan, ticket) in enumerate(zip(landed.plans, tickets, strict=True)))
         self._num_finished += num_steps
         shares, took_s = np.zeros(num_steps), future.finished_s - future.started_s
@@ -162,9 +163,9 @@ class Loop:
         return Leap(
             started_s=future.started_s, finished_s=future.finished_s, prefill_share=shares,
             news=[*self._take_news(), *landed.news], num_preemptions=sum(f.num_preemptions for f in flights),
-            num_rows=np.append([flight.plan.num_rows for flight in flights], landed.num_rows[:-depth]),
-            running=np.append([flight.load.running for flight in flights], running[:-depth]),
-            used_pages=np.append([flight.load.used_pages for flight in flights], used[:-depth]))
+            num_rows=_behind([flight.plan.num_rows for flight in flights], landed.num_rows),
+            running=_behind([flight.load.running for flight in flights], running),
+            used_pages=_behind([flight.load.used_pages for flight in flights], used))
 
     def stats(self) -> dict[str, int | float | Mapping[str, float]]:
         """The scheduler's gauges and counters, how deep the pipeline is, Little's law (`base.stats`), and the
@@ -243,6 +244,11 @@ class Loop:
             return None
         return Came(came_after=self._came[request_id], left_after=self._num_finished if aborted else None,
                     how=self._for_replay)
+
+
+def _behind(flying: list[int], planned: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of the steps that a leap commits: those in flight before it, then those that it plans."""
+    return np.concatenate([flying, planned[:-len(flying)]])
 
 
 def _with_floor(output: Output, floors: Mapping[tuple[str, int], float | None]) -> Output:

@@ -184,7 +184,7 @@ class Memory:
                 return self._resume(request, kept, left, alone)
             self._book.give_up(request)
         computed = self._fork(request) or manager.open(
-            request.number, request.tokens, request.cache_salt, self._reuse_limit(request), request.end)
+            request.number, request.known, request.cache_salt, self._reuse_limit(request), request.end)
         found, count = computed, 0
         if self._import(request, computed, alone):
             computed = max(computed, request.imported)
@@ -199,16 +199,16 @@ class Memory:
 
     def cached(self, request: Request) -> int:
         """Tokens of a waiting request that the cache holds."""
-        return self._manager.lookup(request.tokens, request.cache_salt, self._reuse_limit(request))
+        return self._manager.lookup(request.known, request.cache_salt, self._reuse_limit(request))
 
     def _here(self, request: Request) -> int:
         """Tokens of a waiting request that have pages on the device."""
         return 0 if request.away else self._manager.lookup(
-            request.tokens, request.cache_salt, self._reuse_limit(request), host=False)
+            request.known, request.cache_salt, self._reuse_limit(request), host=False)
 
     def _resume(self, request: Request, kept: int, left: int, alone: bool) -> tuple[int, int]:
         """open() of a request whose first `kept` tokens wait in host memory."""
-        self._manager.commit(request.number, kept, request.tokens)
+        self._manager.commit(request.number, kept, request.known)
         count = self._first_chunk(request, kept, left, alone)
         if not count:
             self._refuse(request)
@@ -263,7 +263,7 @@ class Memory:
         fits = alone or self._lacking(request, computed) + away <= 0
         if not fits or not self._reserve(request, request.imported):
             return False
-        self._manager.commit(request.number, request.imported, request.tokens)
+        self._manager.commit(request.number, request.imported, request.known)
         return True
 
     def _fork(self, request: Request) -> int:
@@ -299,7 +299,7 @@ class Memory:
             return LAST
         if request.owes_prompt_logprobs and reused == self._reuse_limit(request):
             return "prompt logprobs asked"
-        return self._manager.why_not_more(request.number, request.tokens)
+        return self._manager.why_not_more(request.number, request.known)
 
     def _room(self) -> int:
         """Free pages beyond the watermark and one for each row that runs, its next."""
@@ -326,6 +326,10 @@ class Memory:
         manager, rows, size = self._manager, self._rows, self._block_tokens
         if not manager.grows or not self._cache:
             return True
+        room = manager.num_free_pages + manager.num_pending_pages - self._watermark
+        most = np.add.reduce(self._pages[-(-rows.end // size)]) + self._pages[-(-request.end // size)]
+        if most + (rows.num_running + 1) * self._pages[1] <= room:  # whatever they answer, to the block's end
+            return True
         live = (rows.number >= 0).nonzero()[0]
         for row in live[rows.known[live] >= self._expected[live]].tolist():
             if (running := rows.request[row]) is not None:
@@ -337,7 +341,7 @@ class Memory:
         kept = self._pages[np.append(rows.num_cached[live], reused) // size]
         peak = peak_pages(self._pages, known, np.maximum(left, 0), held, np.minimum(kept, held),
                           block_tokens=size)
-        return peak <= manager.num_free_pages + manager.num_pending_pages - self._watermark
+        return peak <= room
 
     # ---- what is computed
 

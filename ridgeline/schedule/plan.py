@@ -3,11 +3,13 @@ objects.
 
 Legend: R rows of the step, T flat tokens of the step (the rows' tokens one after another), numpy throughout.
 Rows are sorted: first the decodes, which take one known token, and drafts after it where they verify some,
-then the others (chunks of prompts).
+then the others (chunks of prompts). What each step makes is a msgspec struct: it takes a tenth of the time
+of a frozen dataclass to make.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +46,7 @@ class RowStart:
     prompt_logprobs_from: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableDelta:
+class TableDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New block-table entries of one cache group: table[row[i], index[i]] = page[i] (i runs over this step's
     news)."""
 
@@ -54,8 +55,7 @@ class TableDelta:
     page: Int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Page copies to run before the step's forward, in order. Space 0 is the device's arena, 1 the host's.
 
     What they fill stays pinned by the manager until the result returns the ticket.
@@ -76,8 +76,7 @@ class Copies:
         return len(self.source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One iteration over all rows that take part.
 
     request [R] engine-wide request number; row [R] the runner row; start [R] position of the row's first
@@ -143,8 +142,7 @@ class Drafting:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an executor returns for a plan, in the plan's row order.
 
     num_new [R] tokens taken by each row (0 where sample is SAMPLE_NONE, 1 for plain decode, up to draft + 1
@@ -164,13 +162,13 @@ class StepResult:
     num_new: Int
     tokens: Int
     failed: NDArray[np.uint8]
-    errors: dict[int, str] = field(default_factory=dict)
-    forced: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[RowLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = field(default_factory=dict)
-    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    returned_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
-    lost_tickets: Long = field(default_factory=lambda: np.zeros(0, np.int64))
+    errors: dict[int, str] = msgspec.field(default_factory=dict)
+    forced: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    logprobs: dict[int, list[RowLogprobs]] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[tuple[int, RowLogprobs]]] = msgspec.field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = msgspec.field(default_factory=dict)
+    returned_tickets: Long = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    lost_tickets: Long = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     short: bool = False
     experts_read: int = 0
     started_s: float = 0.0

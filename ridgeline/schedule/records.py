@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import numpy as np
 
 from ridgeline.base.trace import RequestRecord, StepRecord
@@ -34,8 +35,7 @@ class Prices:
     planned: Callable[[StepPlan], float] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A step begun: its ticket, or why it could not begin, and what its record says of the time before.
 
     load: after the plan. num_preemptions: made by the plan. planned_s: the executor's own word.

@@ -163,6 +163,11 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def known(self) -> "list[int] | NDArray[np.int32]":
+        """`tokens`, as an array while they are the prompt's."""
+        return self.prompt if len(self.tokens) == self.num_prompt else self.tokens
+
+    @property
     def end(self) -> int:
         """Positions that are ever fed: the last output token is not. Asked for no token, it still computes
         one."""

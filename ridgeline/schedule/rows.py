@@ -6,8 +6,8 @@ computed <= scheduled <= known + in_flight. Knows no page and no policy. All cou
 request. A free row has zeros, so that whole arrays can be worked on without selecting rows first.
 """
 
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +18,7 @@ Bool = NDArray[np.bool_]
 NO_MARK = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step takes of each row, all [num_rows].
 
     counts: tokens. takes: counts > 0. until: positions below are computed once the step is. samples: the row

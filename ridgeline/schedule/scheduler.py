@@ -9,8 +9,8 @@ sampled are placeholders, and what n then ends is trimmed.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ from ridgeline.schedule.take import Taker
 Long = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How full the engine is now, in requests and pages; preemptions are counted since the start."""
 
     running: int
@@ -177,7 +176,7 @@ class Scheduler:
         self._held = 0 if limits.rows is None else self._held + 1
         if limits.rows is not None and not np.count_nonzero(counts):
             self._held = 0
-            counts, draft = self._serve(replace(limits, rows=None))
+            counts, draft = self._serve(msgspec.structs.replace(limits, rows=None))
         self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
             assert self._begun, "nothing is in flight and nobody can advance"

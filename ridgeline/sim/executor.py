@@ -6,9 +6,9 @@ time.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ def made_up(request: Long, position: Long, vocab_size: int) -> Int:
     return ((mixed >> _HIGH) % np.uint64(vocab_size)).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
+class _Begun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ticket: int
     plan: StepPlan
     started_s: float
@@ -75,35 +74,36 @@ class LedgerExecutor:
         if self._free_at_s > until_s or course.most <= depth:
             return None
         behind_s, whole = self._behind_s(course, until_s)
-        ends_s = np.concatenate([[one.finished_s for one in self._begun][:-1],
-                                 np.add.accumulate(np.append(self._free_at_s, behind_s))])
-        most = min(len(behind_s) + depth * whole, course.most)
-        num_steps = int(np.searchsorted(ends_s[:most], until_s, side="right"))
+        times_s = np.concatenate([[one.started_s for one in self._begun], [self._free_at_s], *behind_s])
+        np.add.accumulate(times_s[depth:], out=times_s[depth:])
+        most = min(len(times_s) - 1 - depth * (not whole), course.most)
+        num_steps = int(times_s[1:most + 1].searchsorted(until_s, side="right"))
         if num_steps <= depth:
             return None
-        self._foreseen_s = np.append(self._begun[0].started_s, ends_s)
+        self._foreseen_s = times_s
         place = course.scheduled - course.last + np.arange(num_steps)[:, None]
-        return Future(started_s=self._foreseen_s[:num_steps], finished_s=ends_s[:num_steps],
+        return Future(started_s=times_s[:num_steps], finished_s=times_s[1:num_steps + 1],
                       tokens=made_up(course.request, place, self._capacity.vocab_size))
 
-    def _behind_s(self, course: Course, until_s: float) -> tuple[NDArray[np.float64], bool]:
-        """Seconds of the steps behind those begun, up to about until_s: more would be of no use, and after
-        fewer another leap follows. Whether these are all that there are."""
+    def _behind_s(self, course: Course, until_s: float) -> tuple[list[NDArray[np.float64]], bool]:
+        """Seconds of the steps behind those begun, in parts, up to about until_s: more would be of no use,
+        and after fewer another leap follows. Whether these are all that there are."""
         feeds, ends = course.feeds, course.scheduled
-        room_s, found, done, last = until_s - self._free_at_s, [np.zeros(0)], 0, int(feeds.max())
-        stops = np.unique(np.minimum(feeds, course.most))  # rows leave, one after another
-        for stop in stops[stops > 0].tolist():
-            num = stop - done
+        room_s, found, done = until_s - self._free_at_s, [], 0
+        stops = sorted(set(feeds.tolist()))  # rows leave, one after another
+        for stop in stops if stops[0] else stops[1:]:
+            num = min(stop, course.most) - done
             if room_s < inf and self._decode_s:
                 num = min(num, int(room_s / self._decode_s * 1.1) + 2)
-            goes_on = feeds > done
-            found.append(self._seconds.decodes(ends[goes_on] + done, num))
-            self._decode_s = float(found[-1][0])
-            room_s -= float(found[-1].sum())
-            done += num
+            if num:
+                starts = ends + done if done < stops[0] else ends[feeds > done] + done
+                found.append(self._seconds.decodes(starts, num))
+                self._decode_s = float(found[-1][0])
+                room_s -= float(np.add.reduce(found[-1]))
+                done += num
             if done < stop or room_s < 0:
                 break
-        return np.concatenate(found), done == last
+        return found, done == stops[-1]
 
     def leap(self, num_steps: int, plans: Sequence[StepPlan]) -> list[int]:
         times_s = self._foreseen_s[num_steps:num_steps + len(plans) + 1].tolist()  # the first: of the start

@@ -4,9 +4,10 @@ Legend: G drafts of a row, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -74,7 +75,8 @@ class Drafter:
         for place, proposal in proposals.items():
             parts[place] = np.append(parts[place][:own[place]], np.array(proposal.tokens, np.int32))
         self._seconds = self._clock.now() - begun_s
-        return replace(plan, draft=draft, count=own + draft, tokens=np.concatenate(parts)), proposals
+        return msgspec.structs.replace(plan, draft=draft, count=own + draft,
+                                       tokens=np.concatenate(parts)), proposals
 
     def settle(self, plan: StepPlan, tokens: Mapping[int, list[int]], forced: Mapping[int, list[int]],
                proposals: Mapping[int, Proposal]) -> Drafting:

@@ -4,6 +4,8 @@ clock."""
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.ranked import Waiting
 from ridgeline.schedule.request import Request
@@ -26,8 +28,7 @@ class Needs:
 NO_NEEDS = Needs()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a policy sees when a step is planned: to read, never to change.
 
     most_tokens: that a step can hold. in_flight: steps begun and not committed. held: steps planned in a row
@@ -42,8 +43,7 @@ class View:
     cached: Callable[[Request], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step may hold. Rows that decode take their tokens first, then prompts that run, then starts.
 
     tokens: of the step. starts: waiting requests that may start; None: all that have room. rows [num_rows]:
