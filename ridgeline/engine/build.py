@@ -189,10 +189,8 @@ def build_engine(
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    if file is not None:
-        file.head({"engine": _origin(config, capacity, targets, executor, (stride, kept_bytes)).as_json()})
-    traces = [one for one in (trace, file) if one is not None]
-    whole_trace = Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
+    origin = _origin(config, capacity, targets, executor, (stride, kept_bytes))
+    whole_trace = _records_to(trace, file, origin)
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
@@ -315,6 +313,14 @@ def _origin(
         prefix_caching=config.prefix_caching, cache=config.cache, watermark_bytes=config.kv_watermark_bytes,
         snapshot_stride=snapshots[0], snapshot_bytes=snapshots[1], max_in_flight=executor.max_in_flight,
     )
+
+
+def _records_to(given: Trace | None, file: JsonlTrace | None, origin: Origin) -> Trace | None:
+    """Where records go; the file's header says how the engine was made."""
+    if file is not None:
+        file.head({"engine": origin.as_json()})
+    traces = [one for one in (given, file) if one is not None]
+    return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
 
 
 def _trace_file(
