@@ -189,8 +189,7 @@ def build_engine(
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    origin = _origin(config, capacity, targets, executor, (stride, kept_bytes))
-    whole_trace = _records_to(trace, file, origin)
+    whole_trace = _records_to(trace, file, _origin(config, capacity, targets, executor, stride, kept_bytes))
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
@@ -305,13 +304,13 @@ def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:
 
 def _origin(
     config: EngineConfig, capacity: Capacity, targets: Targets, executor: LocalExecutor | GpuExecutor,
-    snapshots: tuple[int, int | None],
+    stride: int, kept_bytes: int | None,
 ) -> Origin:
     """What a replay makes the scheduler of again."""
     return Origin(
         capacity=capacity, policy=config.policy, targets=targets, overload=config.overload,
         prefix_caching=config.prefix_caching, cache=config.cache, watermark_bytes=config.kv_watermark_bytes,
-        snapshot_stride=snapshots[0], snapshot_bytes=snapshots[1], max_in_flight=executor.max_in_flight,
+        snapshot_stride=stride, snapshot_bytes=kept_bytes, max_in_flight=executor.max_in_flight,
     )
 
 
