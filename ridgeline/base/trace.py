@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 FORMAT = 1
 
@@ -155,9 +155,13 @@ class RingTrace:
 class JsonlTrace:
     """Writes a trace file. `about` (engine, model, commit, ...) goes into the header."""
 
-    def __init__(self, path: str | Path, about: dict[str, str | int | float] | None = None) -> None:
+    def __init__(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (open for the trace's life)
-        self._write({"kind": "header", "format": FORMAT, **(about or {})})
+        self.head(about or {})
+
+    def head(self, about: dict[str, Any]) -> None:
+        """More for the header, in a line of its own: what is known only later, before the first record."""
+        self._write({"kind": "header", "format": FORMAT, **about})
 
     def add(self, record: Record) -> None:
         kind = next(name for name, cls in _KINDS if isinstance(record, cls))
@@ -183,6 +187,21 @@ class Tee:
     def close(self) -> None:
         for trace in self._traces:
             trace.close()
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """What stands in a trace file before its first record; {} where it does not begin with a header."""
+    found: dict[str, Any] = {}
+    with Path(path).open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                values = json.loads(line)
+            except ValueError:
+                break
+            if not isinstance(values, dict) or values.get("kind") != "header":
+                break
+            found |= values
+    return found
 
 
 def read_trace(path: str | Path) -> Iterator[Record]:

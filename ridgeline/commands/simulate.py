@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,21 +28,20 @@ _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
 _LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "prefix_caching", "trace",
          "lengths", "rate", "arrival", "rate_scale", "length_scale", "num_requests", "duration_s", "replicas",
-         "prefill", "decode", "html")  # what an example may settle itself
+         "prefill", "decode", "html")  # what an example or a record settles itself
+_TAKEN = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}
 
 
-def _time(text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _read(parse: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return read
 
 
-def _link(text: str) -> float:
-    try:
-        return parse_link(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+_time, _link = _read(parse_seconds), _read(parse_link)
 
 
 def _share(text: str) -> float:
@@ -77,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_workload(parser.add_argument_group("workload"))
     parser.add_argument("--example", choices=("eight-requests", "uniform"),
                         help="eight requests under several schedulers, or what equal requests hide")
+    parser.add_argument("--replay", type=Path, metavar="FILE",
+                        help="a trace that `serve --trace-file` wrote: are its plans made again and, with a "
+                        "MODEL, how far are the ledger's times from those measured")
     parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -317,15 +319,27 @@ def _run_alone(machine: "Machine", serving: "Serving", workload: "Workload") -> 
     return _run(Topology(engines=(machine,)), serving, workload)
 
 
-def _refuse_idle(args: argparse.Namespace) -> None:
-    """An example settles its load itself: a flag that would change nothing is an error."""
-    taken = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}[args.example]
+def _refuse_idle(args: argparse.Namespace, what: str, taken: Collection[str]) -> None:
+    """An example or a record settles its load itself: a flag that would change nothing is an error."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     for name in _LOAD:
         if name not in taken and getattr(args, name) != parser.get_default(name):
             flag = {"duration_s": "duration", "prefix_caching": "no-prefix-caching"}.get(name, name)
-            raise ConfigError(f"--example {args.example} takes no --{flag.replace('_', '-')}: leave it out")
+            raise ConfigError(f"{what} takes no --{flag.replace('_', '-')}: leave it out")
+
+
+def _replay(args: argparse.Namespace, model: str | None) -> int:
+    from ridgeline.commands.simulate_replay import tell_replay
+
+    _refuse_idle(args, "--replay", ("max_num_batched_tokens",))
+    seconds = None if model is None else _topology(args, model).engines[0].seconds
+    text, values, same = tell_replay(args.replay, seconds)
+    if args.json:
+        _print_json(values)
+    else:
+        print(text())
+    return 0 if same else 1
 
 
 def _example(args: argparse.Namespace, model: str) -> None:
@@ -339,7 +353,7 @@ def _example(args: argparse.Namespace, model: str) -> None:
     )
     from ridgeline.workload.make import make_workload
 
-    _refuse_idle(args)
+    _refuse_idle(args, f"--example {args.example}", _TAKEN[args.example])
     args.gpu = args.gpu or (None if args.profile else "h100")
     if args.example == "eight-requests":
         args.max_num_seqs, args.max_num_batched_tokens = EIGHT_ROWS, EIGHT_STEP_TOKENS
@@ -367,6 +381,10 @@ DOORS = {"capacity": _capacity}  # words that open another door; each takes a mo
 
 def run(args: argparse.Namespace) -> int:
     words = list(args.words)
+    if args.replay is not None:
+        if args.example is not None or len(words) > 1:
+            raise ConfigError("--replay takes one model, or none for plans alone, and no --example")
+        return _replay(args, words[0] if words else None)
     if args.example is not None:
         words, door = words or [_EXAMPLE_MODEL], _example
     elif not words:

@@ -66,6 +66,7 @@ from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.origin import Origin
 from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.records import ForReplay
@@ -158,7 +159,7 @@ def build_engine(
     numerics = choose_numerics(config, checkpoint, startup, device)
     with startup.phase("profile"):
         profile = machine_profile(threads, startup) if device.type == "cpu" else gpu_profile(device, startup)
-    whole_trace = _trace(config, checkpoint.name, numerics.name, profile, trace)
+    file = _trace_file(config, checkpoint.name, numerics.name, profile)
     with startup.phase("weights"):
         weights = _weights(config, checkpoint, numerics, device)
     with startup.phase("executor"):
@@ -188,6 +189,7 @@ def build_engine(
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
+    whole_trace = _records_to(trace, file, _origin(config, capacity, targets, executor, stride, kept_bytes))
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
@@ -300,21 +302,40 @@ def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:
     return ForReplay(block_tokens=capacity.layout.block_tokens, texts=config.trace_texts)
 
 
-def _trace(
-    config: EngineConfig, name: str, numerics: str, profile: MachineProfile, given: Trace | None
-) -> Trace | None:
-    traces = [given] if given is not None else []
-    if config.trace_file is not None:
-        rates = {f"{dtype}_flops_per_s": rate for dtype, rate in profile.flops_per_s.items()}
-        about: dict[str, str | int | float] = {
-            "model": name, "numerics": numerics, "profile": profile.name, "threads": profile.threads,
-            "read_bytes_per_s": profile.read_bytes_per_s, **rates,
-        }  # fmt: skip
-        try:
-            traces.append(JsonlTrace(config.trace_file, about))
-        except OSError as error:
-            raise ConfigError(f"trace_file cannot be written: {error}") from None
+def _origin(
+    config: EngineConfig, capacity: Capacity, targets: Targets, executor: LocalExecutor | GpuExecutor,
+    stride: int, kept_bytes: int | None,
+) -> Origin:
+    """What a replay makes the scheduler of again."""
+    return Origin(
+        capacity=capacity, policy=config.policy, targets=targets, overload=config.overload,
+        prefix_caching=config.prefix_caching, cache=config.cache, watermark_bytes=config.kv_watermark_bytes,
+        snapshot_stride=stride, snapshot_bytes=kept_bytes, max_in_flight=executor.max_in_flight,
+    )
+
+
+def _records_to(given: Trace | None, file: JsonlTrace | None, origin: Origin) -> Trace | None:
+    """Where records go; the file's header says how the engine was made."""
+    if file is not None:
+        file.head({"engine": origin.as_json()})
+    traces = [one for one in (given, file) if one is not None]
     return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
+
+
+def _trace_file(
+    config: EngineConfig, name: str, numerics: str, profile: MachineProfile
+) -> JsonlTrace | None:
+    if config.trace_file is None:
+        return None
+    rates = {f"{dtype}_flops_per_s": rate for dtype, rate in profile.flops_per_s.items()}
+    about: dict[str, str | int | float] = {
+        "model": name, "numerics": numerics, "profile": profile.name, "threads": profile.threads,
+        "read_bytes_per_s": profile.read_bytes_per_s, **rates,
+    }  # fmt: skip
+    try:
+        return JsonlTrace(config.trace_file, about)
+    except OSError as error:
+        raise ConfigError(f"trace_file cannot be written: {error}") from None
 
 
 def _held_bytes(weights: Weights) -> dict[str, int]:

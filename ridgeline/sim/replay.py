@@ -7,7 +7,7 @@ replayed: drafts, forced tokens, failed rows, prompt log-probabilities (which li
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.stats import percentiles
-from ridgeline.base.trace import RequestRecord, StepRecord, read_trace
+from ridgeline.base.trace import RequestRecord, StepRecord, read_header, read_trace
 from ridgeline.ledger.steps import StepSeconds
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.origin import Origin
 from ridgeline.schedule.plan import Int, StepPlan, StepResult
 from ridgeline.schedule.records import digest_of
 from ridgeline.schedule.request import NewRequest
@@ -26,8 +27,8 @@ from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.spec.sampling import SamplingParams
 
 _MIX, _BITS = 0x9E3779B1, (1 << 60) - 1  # odd: neighbours get distinct token ids
-_VOCABULARY = 1 << 20  # large, so that no two texts begin alike by chance; its last id ends a text
-_END = _VOCABULARY - 1
+VOCABULARY = 1 << 20  # large, so that no two texts begin alike by chance; its last id ends a text
+_END = VOCABULARY - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,10 @@ class Recorded:
 
 def read_recorded(path: str | Path) -> Recorded:
     """ConfigError where it cannot be replayed."""
-    records = list(read_trace(path))
+    try:
+        records = list(read_trace(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no trace to replay: {error}") from None
     steps = tuple(one for one in records if isinstance(one, StepRecord))
     requests = sorted((one for one in records if isinstance(one, RequestRecord)), key=lambda one: one.number)
     if not steps or not requests or requests[0].number < 0 or not all(step.digest for step in steps):
@@ -52,7 +56,12 @@ def read_recorded(path: str | Path) -> Recorded:
     return Recorded(steps=steps, requests=tuple(requests))
 
 
-class _Texts:
+def read_origin(path: str | Path) -> Origin:
+    """How the engine that recorded a trace was made; ConfigError where that is not said."""
+    return Origin.from_json(read_header(path).get("engine", {}))
+
+
+class Texts:
     """Token ids of each choice: as recorded, else equal wherever the record's blocks are and, where a prefix
     was found in the cache that ended inside a block, equal so far to the last block that was seen there
     (which of several such blocks the engine copied, only the ids tell)."""
@@ -93,13 +102,14 @@ class _Player:
     recorded: Recorded
     offers: Capacity
     max_in_flight: int
-    texts: _Texts
+    texts: Texts
     plans: list[StepPlan] = field(default_factory=list)
     _begun: deque[StepPlan] = field(default_factory=deque)
 
     def now(self) -> float:
         steps = self.recorded.steps
-        return steps[min(len(self.plans), len(steps) - 1)].begun_s
+        step = steps[min(len(self.plans), len(steps) - 1)]
+        return step.begun_s - step.plan_s
 
     def capacity(self) -> Capacity:
         return self.offers
@@ -133,16 +143,31 @@ class _Player:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Steps of one class: how many, the seconds they took and those they are priced at, and percentiles of
+    |priced / measured - 1|."""
+
+    num_steps: int
+    measured_s: float
+    priced_s: float
+    error: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """All seconds together, priced over measured less one."""
+        return self.priced_s / self.measured_s - 1 if self.measured_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """num_equal: plans that are the record's, from the first on; difference: what is amiss with the next, ""
-    when all are equal. error: percentiles of |priced / measured - 1| of the steps; total: of all seconds
-    together, signed. Both empty and 0 without prices."""
+    when all are equal. priced: of these steps, all and by class ("decodes", "prompts", "both" in one step);
+    empty without prices."""
 
     num_steps: int
     num_equal: int
     difference: str
-    error: dict[str, float]
-    total: float
+    priced: Mapping[str, Priced]
 
 
 def replay(recorded: Recorded, capacity: Capacity, make_scheduler: Callable[[Capacity], Scheduler], *,
@@ -152,15 +177,15 @@ def replay(recorded: Recorded, capacity: Capacity, make_scheduler: Callable[[Cap
     make_scheduler: makes it as it was made then, but that texts end at the last id of the vocabulary that it
     is given.
     """
-    player = _Player(recorded, replace(capacity, vocab_size=_VOCABULARY), max_in_flight,
-                     _Texts(recorded.requests))
+    player = _Player(recorded, replace(capacity, vocab_size=VOCABULARY), max_in_flight,
+                     Texts(recorded.requests))
     loop = Loop(make_scheduler(player.capacity()), player, player)
     waiting = deque(one for one in recorded.requests if not one.choice)
     leaving = deque(sorted((one for one in recorded.requests if one.left_after is not None),
                            key=lambda one: one.left_after or 0))
     while waiting or leaving or loop.has_work():
         while waiting and (waiting[0].came_after <= loop.progress() or not loop.has_work()):
-            loop.add(_new(recorded.requests, waiting.popleft(), player.texts))
+            loop.add(request_again(recorded.requests, waiting.popleft(), player.texts))
         while leaving and (leaving[0].left_after or 0) <= loop.progress():
             one = leaving.popleft()
             loop.abort(one.id, one.choice, one.num_output if one.finish == "stop" else None)
@@ -170,16 +195,19 @@ def replay(recorded: Recorded, capacity: Capacity, make_scheduler: Callable[[Cap
     return _compared(recorded, player.plans, seconds)
 
 
-def _new(requests: Sequence[RequestRecord], first: RequestRecord, texts: _Texts) -> NewRequest:
-    """A request as it came, with all its choices."""
+def request_again(requests: Sequence[RequestRecord], first: RequestRecord, texts: Texts, *,
+                  num_output: int | None = None) -> NewRequest:
+    """A request as it came, with all its choices. num_output: tokens that it shall have, whatever they
+    are."""
     num_choices = 1
     while first.number + num_choices < len(requests) and requests[first.number + num_choices].choice:
         num_choices += 1
     text = texts.tokens[first.number]
+    most = first.max_tokens if num_output is None else num_output
     return NewRequest(id=first.id, prompt=text[:first.num_prompt], priority=first.priority,
-                      tenant=first.tenant,
-                      params=SamplingParams(max_tokens=first.max_tokens, n=num_choices, seed=0),
-                      arrived_s=first.arrived_s, tokenised_s=first.tokenised_s)
+                      tenant=first.tenant, arrived_s=first.arrived_s, tokenised_s=first.tokenised_s,
+                      params=SamplingParams(max_tokens=most, n=num_choices, seed=0,
+                                            ignore_eos=num_output is not None))
 
 
 def _compared(recorded: Recorded, plans: Sequence[StepPlan], seconds: StepSeconds | None) -> Replayed:
@@ -193,12 +221,18 @@ def _compared(recorded: Recorded, plans: Sequence[StepPlan], seconds: StepSecond
             f"{plans[num_equal].num_decodes} decodes and "
             f"{plans[num_equal].num_tokens - plans[num_equal].num_decodes} prompt tokens")
         difference = f"step {num_equal} had {was}, the replay plans {now}"
-    if seconds is None:
-        return Replayed(num_steps=len(recorded.steps), num_equal=num_equal, difference=difference, error={},
-                        total=0.0)
-    pairs = [(seconds(plan), step.measured_s) for plan, step in zip(plans[:num_equal], recorded.steps)]
-    measured = sum(took for _, took in pairs)
-    return Replayed(
-        num_steps=len(recorded.steps), num_equal=num_equal, difference=difference,
-        error=percentiles([abs(priced / took - 1) for priced, took in pairs if took > 0]),
-        total=sum(priced for priced, _ in pairs) / measured - 1 if measured else 0.0)
+    return Replayed(num_steps=len(recorded.steps), num_equal=num_equal, difference=difference,
+                    priced={} if seconds is None else _priced(recorded, plans[:num_equal], seconds))
+
+
+def _priced(recorded: Recorded, plans: Sequence[StepPlan], seconds: StepSeconds) -> dict[str, Priced]:
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for plan, step in zip(plans, recorded.steps):
+        kind = "prompts" if not plan.num_decodes else "both" if step.num_chunks else "decodes"
+        pair = (seconds(plan), step.measured_s)
+        for name in ("all", kind):
+            pairs.setdefault(name, []).append(pair)
+    return {kind: Priced(num_steps=len(of), priced_s=sum(priced for priced, _ in of),
+                         measured_s=sum(took for _, took in of),
+                         error=percentiles([abs(priced / took - 1) for priced, took in of if took > 0]))
+            for kind, of in pairs.items()}

@@ -1,6 +1,9 @@
 """Floors in the records of a real engine: every step and request beside what it should have taken."""
 
+import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +14,15 @@ from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RingTrace, read_trace
+from ridgeline.cli import main
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.floors import machine_profile, profile_name, step_key
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
-from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.profile import StepTable, load_profile, profile_path, save_profile
-from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
-from ridgeline.schedule.scheduler import Scheduler
-from ridgeline.sim.replay import read_recorded, replay
+from ridgeline.sim.replay import read_origin, read_recorded, replay
+from ridgeline.sim.retimed import retime
 from ridgeline.spec.sampling import SamplingParams
 from tests.engine.tiny import tiny_folder
 
@@ -83,14 +84,52 @@ def test_a_recorded_trace_replays_in_the_simulator(tmp_path: Path) -> None:
     run(engine)  # finds the first round's prompts in the cache
     engine.close()
 
-    def scheduler(offers: Capacity) -> Scheduler:
-        return Scheduler(offers, KVManager(offers.layout, offers.num_pages), make_policy("fcfs"),
-                         max_num_batched_tokens=16, max_num_seqs=4, eos_token_ids=(offers.vocab_size - 1,))
-
-    found = replay(read_recorded(file), engine.capacity, scheduler, seconds=engine.steps(engine.profile),
-                   max_in_flight=engine.executor.max_in_flight)
+    recorded, origin, seconds = read_recorded(file), read_origin(file), engine.steps(engine.profile)
+    assert replace(origin.capacity, layout=engine.capacity.layout) == engine.capacity
+    found = replay(recorded, origin.capacity, lambda offers: origin.scheduler(offers, None), seconds=seconds,
+                   max_in_flight=origin.max_in_flight)
     assert found.difference == "" and found.num_equal == found.num_steps > 12
-    assert found.error["p50"] > 0 and found.total > -1
+    assert found.priced["all"].error["p50"] > 0 and found.priced["all"].total > -1
+    waits = retime(recorded, origin, seconds)
+    assert set(waits) == {"ttft", "tpot", "e2e"} and all(one.error > 0 for one in waits.values())
+    assert 0 < waits["ttft"].simulated_s < waits["e2e"].simulated_s < waits["e2e"].measured_s
+
+
+def test_the_command_replays_a_recorded_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 while all plans are the record's; the first that differs is told, and 1 returned."""
+    file = tmp_path / "trace.jsonl"
+    engine = tiny_engine(tmp_path, RingTrace(), trace_file=str(file), trace_texts=True)
+    run(engine)
+    engine.close()
+    assert main(["simulate", "--replay", str(file)]) == 0
+    assert "are those of the record, step by step" in capsys.readouterr().out
+    assert main(["simulate", "smollm2-135m", "--gpu", "h100", "--replay", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_equal"] == told["num_steps"] and set(told["latencies"]) == {"ttft", "tpot", "e2e"}
+    text = file.read_text()
+    file.write_text(text.replace('"max_step_tokens": 512', '"max_step_tokens": 16'))
+    assert file.read_text() != text
+    assert main(["simulate", "--replay", str(file)]) == 1
+    assert "the first 0 are those of the record; step 0 had" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("was", "becomes", "message"), [
+    ('"overload": "queue"', '"overload": "shed"', "recorded with --overload shed"),
+    ('"num_host_pages": 0', '"num_host_pages": 9', "recorded with --host-kv-bytes"),
+    ('"policy": "fcfs"', '"policy": "slo"', "give both --ttft and --tpot|schedules to targets"),
+    ('"watermark_bytes": 0, ', "", "does not say how its engine was made"),
+])
+def test_what_hangs_on_the_machine_is_not_replayed(was: str, becomes: str, message: str, tmp_path: Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.jsonl"
+    engine = tiny_engine(tmp_path, RingTrace(), trace_file=str(file), ttft_s=9.0)
+    run(engine)
+    engine.close()
+    text = file.read_text()
+    assert was in text
+    file.write_text(text.replace(was, becomes))
+    assert main(["simulate", "--replay", str(file)]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_records_say_how_many_experts_were_read_and_expected(tmp_path: Path) -> None:

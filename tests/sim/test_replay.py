@@ -63,7 +63,9 @@ def test_the_plans_are_those_of_the_record(seed: int, texts: bool, tmp_path: Pat
     found = replay(recorded, capacity, lambda offers: make(offers, (offers.vocab_size - 1,), reuse=texts),
                    seconds=Round())
     assert found.difference == "" and found.num_equal == found.num_steps == len(recorded.steps)
-    assert found.error["p50"] > 0  # the fake's steps take a second, a hundredth a token too little
+    assert set(found.priced) == {"all", "decodes", "prompts", "both"}
+    assert sum(one.num_steps for kind, one in found.priced.items() if kind != "all") == found.num_steps
+    assert found.priced["all"].error["p50"] > 0  # a step of the fake takes a second, whatever it holds
 
 
 def test_without_texts_blocks_are_shared_as_in_the_record(tmp_path: Path) -> None:
