@@ -55,7 +55,7 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
     clock = api.arrived(caller)
     with api.admission.enter():
         request = parse(body, EmbeddingsRequest, api.served.limits)
-        api.check_model(request.model)
+        model = api.card(request.model).id
         if not api.served.pools:
             raise unsupported("model", "vectors are made on a CPU only; start a server with --device cpu")
         if request.dimensions is not None:
@@ -65,7 +65,7 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
         except RequestError as error:
             raise renamed(error, {"prompt": "input"}) from None
         params = SamplingParams(temperature=0.0, max_tokens=1, pool=request.pooling or "last")
-        job = api.job(prompts, params, clock)
+        job = api.job(prompts, params, clock, model)
         await api.done(job, clock)
         data = []
         for index in range(len(prompts)):
@@ -75,7 +75,7 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
             data.append(Embedding(index=index, embedding=vector))
         num = sum(len(prompt.token_ids) for prompt in prompts)
         usage = EmbeddingsUsage(prompt_tokens=num, total_tokens=num)
-        return to_json(EmbeddingsAnswer(data=data, model=api.served.card.id, usage=usage))
+        return to_json(EmbeddingsAnswer(data=data, model=model, usage=usage))
 
 
 def _written(pooled: bytes, *, as_text: bool) -> list[float] | str:

@@ -44,6 +44,7 @@ class Engine(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: str = "",
         arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:
         """News until every choice is closed. Closing the generator early aborts the request."""
@@ -52,6 +53,10 @@ class Engine(Protocol):
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None: ...
 
     async def ask(self, what: str) -> Mapping[str, Any]: ...
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool) -> Mapping[str, Any]: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -73,6 +78,7 @@ class Job:
         *,
         priority: int,
         cache_salt: str,
+        adapter: str,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -82,6 +88,7 @@ class Job:
         self._engine = engine
         self._priority = priority
         self._cache_salt = cache_salt
+        self._adapter = adapter
         self._running: set[str] = set()
         self._ended = [asyncio.Event() for _ in prompts]
         self.cancelled = False
@@ -118,6 +125,7 @@ class Job:
             priority=self._priority,
             cache_salt=self._cache_salt,
             tenant=clock.caller.tenant,
+            adapter=self._adapter,
             arrived_s=clock.arrived_s,
         )
         try:

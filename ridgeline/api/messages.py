@@ -49,7 +49,7 @@ class Messages:
         api, clock = self._api, self._api.arrived(caller)
 
         def form(job: Job, asked: Asked) -> Form:
-            return MessagesForm(job, api.served.card.id, asked)
+            return MessagesForm(job, asked.model, asked)
 
         with api.admission.enter():
             request = parse(body, MessagesRequest, api.served.limits)

@@ -11,6 +11,7 @@ from functools import partial
 
 from ridgeline.api.accounts import Accounts
 from ridgeline.api.admission import Admission
+from ridgeline.api.answers import ModelCard
 from ridgeline.api.caller import Caller
 from ridgeline.api.chat import ChatForm
 from ridgeline.api.clocks import ChoiceTimes, RequestClock
@@ -40,9 +41,10 @@ Reply = bytes | Started[bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A chat as the model sees it. use: what it may call. thought: whether its prompt has opened a thought;
-    None for a model without thoughts."""
+    """A chat as the model sees it. model: the name that it asks. use: what it may call. thought: whether its
+    prompt has opened a thought; None for a model without thoughts."""
 
+    model: str
     prompt: Prompt
     use: ToolUse | None
     thought: bool | None
@@ -57,6 +59,7 @@ class OpenAI:
     def __init__(self, served: Served, engine: Engine, clock: Clock, targets: Targets = NO_TARGETS) -> None:
         self.served = served
         self.engine = engine
+        self.adapters: dict[str, ModelCard] = {}  # by name, beside the served model
         self.admission = Admission()
         self.metrics = Metrics(served.card.id)
         self.accounts = Accounts()
@@ -69,15 +72,17 @@ class OpenAI:
         clock = self.arrived(caller)
         with self.admission.enter():
             request = parse(body, CompletionRequest, self.served.limits)
-            self.check_model(request.model)
+            model = self.card(request.model).id
             served = self.served
             params = completion_params(
                 request, served.vocab_size, served.defaults, await grammar_of(request)
             )
             self._check_served(request, params)
             prompts = await completion_prompts(served, request.prompt, params.n)
-            job = self.job(prompts, params, clock, priority=request.priority, cache_salt=request.cache_salt)
-            return await self._reply(CompletionForm(job, served.card.id, request), request, clock)
+            job = self.job(
+                prompts, params, clock, model, priority=request.priority, cache_salt=request.cache_salt
+            )
+            return await self._reply(CompletionForm(job, model, request), request, clock)
 
     async def chat(self, body: bytes, caller: Caller | None = None) -> Reply:
         """/v1/chat/completions. Raises as `completion` does."""
@@ -86,7 +91,7 @@ class OpenAI:
             request = parse(body, ChatRequest, self.served.limits)
 
             def form(job: Job, asked: Asked) -> Form:
-                return ChatForm(job, self.served.card.id, request, use=asked.use, thought=asked.thought)
+                return ChatForm(job, asked.model, request, use=asked.use, thought=asked.thought)
 
             return await self.answer(request, clock, form, len(body))
 
@@ -105,13 +110,14 @@ class OpenAI:
         budgets = request.thinking_budget, clock.caller.thinking_budget
         params = replace(params, grammar=_with_thought(params.grammar, budgets, served, asked.thought))
         job = self.job(
-            [asked.prompt], params, clock, priority=request.priority, cache_salt=request.cache_salt
+            [asked.prompt], params, clock, asked.model, priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         return await self._reply(form(job, asked), request, clock)
 
     async def asked(self, request: ChatRequest, size: int) -> Asked:
         """What a chat asks of the model. Raises RequestError."""
-        self.check_model(request.model)
+        model = self.card(request.model).id
         use = await beside(size, partial(tool_use, request, self.served))
         prompt = await chat_prompt(
             self.served.text,
@@ -121,17 +127,26 @@ class OpenAI:
             tools=() if use is None else use.tools,
         )
         thought = is_open(prompt.text or "") if self.served.thinks else None
-        return Asked(prompt=prompt, use=use, thought=thought)
+        return Asked(model=model, prompt=prompt, use=use, thought=thought)
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served; no name means the one that is."""
-        if name is not None and name != self.served.card.id:
+    @property
+    def cards(self) -> list[ModelCard]:
+        """Of all that can be asked, the model itself first."""
+        return [self.served.card, *self.adapters.values()]
+
+    def card(self, name: str | None) -> ModelCard:
+        """The model of a name, or one of its adapters; no name means the model. RequestError for others."""
+        if name is None or name == self.served.card.id:
+            return self.served.card
+        if name not in self.adapters:
+            here = ", ".join(repr(card.id) for card in self.cards)
             raise RequestError(
-                f"the model {name!r:.200} does not exist here; this server has {self.served.card.id!r}",
+                f"the model {name!r:.200} does not exist here; this server has {here:.1000}",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
+        return self.adapters[name]
 
     def arrived(self, caller: Caller | None) -> RequestClock:
         """The clock of a request that is here now."""
@@ -156,15 +171,17 @@ class OpenAI:
             )
 
     def job(
-        self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, *,
+        self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, model: str, *,
         priority: int | None = None, cache_salt: str | None = None,
     ) -> Job:  # fmt: skip
-        """Prompts that are about to start. Raises RequestError, status 429, when the key has none left."""
+        """Prompts that are about to start. model: the name that they ask. Raises RequestError, status 429,
+        when the key has none left."""
         clock.caller.use.prompt(sum(len(prompt.token_ids) for prompt in prompts))
         self.accounts.add(clock, len(prompts) * params.n)
         return Job(
             self.engine, self.served.text.tokenizer, prompts, params,
             priority=_priority(priority, clock.caller.priority), cache_salt=cache_salt or "",
+            adapter="" if model == self.served.card.id else model,
         )  # fmt: skip
 
     async def done(self, job: Job, clock: RequestClock) -> None:

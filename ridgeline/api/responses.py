@@ -62,7 +62,7 @@ class Responses:
                     self._store.put(tenant, form.id, Stored(body=whole, turns=(*turns, form.turn())))
 
             def form(job: Job, asked: Asked) -> Form:
-                made = ResponsesForm(job, api.served.card.id, asked, request, keep)
+                made = ResponsesForm(job, asked.model, asked, request, keep)
                 self._running[tenant, made.id] = made
                 return made
 

@@ -15,7 +15,7 @@ from ridgeline.base.errors import RequestError
 async def tokenize(api: OpenAI, body: bytes) -> bytes:
     """The ids that a prompt or a conversation would be sent as. Raises RequestError."""
     request = parse(body, TokenizeRequest, api.served.limits)
-    api.check_model(request.model)
+    api.card(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("send either prompt or messages", param="prompt", code="invalid_value")
     text, served = api.served.text, api.served
@@ -44,7 +44,7 @@ async def tokenize(api: OpenAI, body: bytes) -> bytes:
 async def detokenize(api: OpenAI, body: bytes) -> bytes:
     """The text of token ids, control tokens spelled out. Raises RequestError."""
     request = parse(body, DetokenizeRequest, api.served.limits)
-    api.check_model(request.model)
+    api.card(request.model)
     tokenizer = api.served.text.need_tokenizer("tokens")
     check_token_ids(request.tokens, "tokens", api.served.vocab_size)
     return to_json(DetokenizeAnswer(prompt=tokenizer.decode(request.tokens, skip_special=False)))

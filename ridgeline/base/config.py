@@ -5,7 +5,7 @@ The only file that reads environment variables.
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ class EngineConfig:
     False runs the naive quadratic path that recomputes everything at each step (the slow twin). ttft_s,
     tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that are
     certain to miss the first. jump_ahead: False takes a step for each token even where a grammar leaves no
-    choice (the slow twin).
+    choice (the slow twin). lora: adapters to load at the start, (name, folder) each; max_loras: how many may
+    be loaded at once, also later by an admin call, None for those of `lora` alone; max_lora_rank: of the
+    largest.
     """
 
     model: str | None = None
@@ -56,6 +58,9 @@ class EngineConfig:
     speculate: str | None = None
     speculate_max: int = 4
     jump_ahead: bool = True
+    lora: Sequence[tuple[str, str]] = ()
+    max_loras: int | None = None
+    max_lora_rank: int = 16
     threads: int | None = None
     seed: int = 0
     trace_file: str | None = None

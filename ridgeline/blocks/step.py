@@ -36,8 +36,10 @@ class Step:
     that position embeddings scale by. lengths_S int32: tokens of each row once the step is done. starts,
     counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
     group. runs: where sequences verify drafts, how many decodes each has, one after another; None where each
-    has one. landings: what the blocks owe the cache once the whole step is through: recurrent states, which
-    unlike keys and values must not be written twice when a step is run again, nor past a draft that falls.
+    has one. adapter_T: on the host, the slot of the adapter that a token's sequence takes, 0 for none; None
+    where none of the step takes any. landings: what the blocks owe the cache once the whole step is through:
+    recurrent states, which unlike keys and values must not be written twice when a step is run again, nor
+    past a draft that falls.
     """
 
     ids_T: Tensor
@@ -49,6 +51,7 @@ class Step:
     num_decodes: int
     groups: tuple[GroupStep, ...]
     runs: Long | None = None
+    adapter_T: Long | None = None
     landings: list[Callable[[Long | None], None]] = field(default_factory=list)
 
     def land(self, stood: Long | None = None) -> None:

@@ -47,6 +47,14 @@ def word(text: str) -> str:
     return text
 
 
+def named_path(text: str) -> tuple[str, str]:
+    """NAME=PATH."""
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
+    return name, path
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object; argparse shows the text of what is raised."""
     try:
@@ -64,6 +72,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", help="local folder, GGUF file or Hub id; default: SmolLM2-135M-Instruct"
     )
     _add_model_flags(parser.add_argument_group("model"))
+    _add_adapter_flags(parser.add_argument_group("adapters"))
     memory = parser.add_argument_group("memory and batching")
     _add_memory_flags(memory)
     _add_ahead_flags(memory)
@@ -98,6 +107,26 @@ def _add_model_flags(group: argparse._ActionsContainer) -> None:
         help="fields that replace those of the checkpoint's config; null drops one",
     )
     group.add_argument("--quantization", help="weight scheme; default: the checkpoint's own")
+
+
+def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--lora",
+        type=named_path,
+        action="append",
+        metavar="NAME=FOLDER",
+        default=[],
+        help="a LoRA adapter as PEFT saves it, served as the model NAME; may be given several times",
+    )
+    group.add_argument(
+        "--max-loras",
+        type=count,
+        metavar="N",
+        help="most adapters at once; with it they may be loaded and unloaded while serving (those of --lora)",
+    )
+    group.add_argument(
+        "--max-lora-rank", type=count, default=16, metavar="RANK", help="largest rank of an adapter (16)"
+    )
 
 
 def _add_memory_flags(group: argparse._ActionsContainer) -> None:

@@ -10,11 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.engine.adapters import Adapters, open_slots, start_adapters
 from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import (
     describe,
@@ -53,6 +55,7 @@ from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.ledger.steps import Steps
 from ridgeline.ledger.work import Worker
+from ridgeline.models.adapter import slot_bytes
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.nn.build import Model, build_model
@@ -85,7 +88,8 @@ class Engine:
 
     name: how the model is served. numerics: the numeric path in a word. account: FLOPs and bytes of a step,
     weights as they are held. profile: of this machine, what the records' floors are made of. info: the answer
-    to "info": the keys of `_info`, "profile" (`floors.describe`) and "max_request_tokens".
+    to "info": the keys of `_info`, "profile" (`floors.describe`) and "max_request_tokens". adapters: None
+    without room for any.
     """
 
     name: str
@@ -100,6 +104,7 @@ class Engine:
     device: torch.device
     trace: Trace | None
     info: Mapping[str, Any]
+    adapters: Adapters | None
 
     @property
     def default_params(self) -> SamplingParams:
@@ -126,6 +131,8 @@ class Engine:
 
     def close(self) -> None:
         """End the executor's worker and the trace; the loop must not be stepped any more."""
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.close()
         if self.trace is not None:
             self.trace.close()
@@ -145,6 +152,7 @@ def build_engine(
     make_policy(config.policy, Needs(targets=targets, price=lambda step: 0.0))  # mistakes are told at once
     device = choose_device(config, startup)
     check_speculation(config, on_gpu=device.type == "cuda")
+    slots = open_slots(config, on_gpu=device.type == "cuda")
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
     with startup.phase("open"):
@@ -163,16 +171,16 @@ def build_engine(
     with startup.phase("weights"):
         weights = _weights(config, checkpoint, numerics, device)
     with startup.phase("executor"):
-        model = build_model(checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu)
-        capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup)
+        model = build_model(
+            checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu, slots
+        )
+        capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
         drafter = build_drafter(config, capacity, clock, startup)
         executor = _executor(
             model, capacity, numerics, device, clock, threads, drafter, _grammars(config, checkpoint, threads)
         )
-    if isinstance(executor, GpuExecutor):
-        with startup.phase("kernels"), told_when_slow("compiling the GPU kernels", shown=config.progress):
-            executor.prepare()
-    _say_paths(model, startup)
+    adapters = _adapters(config, checkpoint.spec, slots, executor, startup)
+    _prepare(executor, model, config, startup)
     bill = _account(checkpoint.spec, weights, numerics)
     price = price_of(bill, numerics.name, profile)
     policy = make_policy(config.policy, Needs(targets=targets, price=price))
@@ -195,7 +203,7 @@ def build_engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
         loop=Loop(scheduler, executor, clock, whole_trace, prices, _for_replay(config, capacity)),
-        executor=executor, device=device, trace=whole_trace,
+        executor=executor, device=device, trace=whole_trace, adapters=adapters,
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
     )
@@ -241,7 +249,7 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Gra
 
 def _capacity(
     config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
-    startup: Startup,
+    startup: Startup, slots: AdapterSlots | None,
 ) -> Capacity:  # fmt: skip
     on_gpu = device.type == "cuda"
     tokens = block_tokens(config, on_gpu=on_gpu)
@@ -252,6 +260,7 @@ def _capacity(
         recorded_bytes=recorded_bytes(
             spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
         ) if numerics.name == "packed" else 0,
+        adapter_bytes=slots.num_slots * slot_bytes(spec, config.max_lora_rank) if slots is not None else 0,
     )  # fmt: skip
     return Capacity(
         layout=layout,
@@ -282,10 +291,24 @@ def _gpu_room(
     )  # fmt: skip
 
 
-def _say_paths(model: Model, startup: Startup) -> None:
-    """What a GPU's steps run by."""
-    if model.gpu is None:
+def _adapters(
+    config: EngineConfig, spec: ModelSpec, slots: AdapterSlots | None, executor: LocalExecutor | GpuExecutor,
+    startup: Startup,
+) -> Adapters | None:  # fmt: skip
+    if slots is None:
+        return None
+    assert isinstance(executor, LocalExecutor), "slots are refused on a GPU"
+    return start_adapters(config, spec, slots, executor.put_adapter, startup)
+
+
+def _prepare(
+    executor: LocalExecutor | GpuExecutor, model: Model, config: EngineConfig, startup: Startup
+) -> None:
+    """A GPU's kernels and graphs; what its steps run by is said."""
+    if not isinstance(executor, GpuExecutor):
         return
+    with startup.phase("kernels"), told_when_slow("compiling the GPU kernels", shown=config.progress):
+        executor.prepare()
     if model.capturable:
         startup.choose("decode", "graphs", "the kernels take every block; recorded at the start")
         startup.choose(

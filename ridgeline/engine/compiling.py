@@ -13,10 +13,11 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A request that need not wait any more. error: why it cannot run."""
+    """A request that need not wait any more, and the name of its adapter. error: why it cannot run."""
 
     client: bytes
     request: NewRequest
+    adapter: str
     error: Exception | None
 
 
@@ -26,7 +27,7 @@ class Compiling:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._threads = ThreadPoolExecutor(THREADS, "compile")
-        self._waiting: dict[str, tuple[bytes, NewRequest, Future[Any]]] = {}
+        self._waiting: dict[str, tuple[bytes, NewRequest, str, Future[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,11 +35,11 @@ class Compiling:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def add(self, client: bytes, request: NewRequest) -> None:
+    def add(self, client: bytes, request: NewRequest, adapter: str) -> None:
         """RequestError where no grammar can be followed."""
         assert request.params.grammar is not None
         compiling = self._threads.submit(need_grammars(self._grammars).compile, request.params.grammar)
-        self._waiting[request.id] = client, request, compiling
+        self._waiting[request.id] = client, request, adapter, compiling
 
     def drop(self, client: bytes, request_id: str | None = None) -> None:
         """The client wants this request no more; None: any of its."""
@@ -51,10 +52,11 @@ class Compiling:
         done = [name for name, (*_, compiling) in self._waiting.items() if compiling.done()]
         taken = []
         for name in done:
-            client, request, compiling = self._waiting.pop(name)
+            client, request, adapter, compiling = self._waiting.pop(name)
             error = compiling.exception()
             taken.append(Compiled(
-                client=client, request=request, error=error if isinstance(error, Exception) else None))
+                client=client, request=request, adapter=adapter,
+                error=error if isinstance(error, Exception) else None))
         return taken
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
+from ridgeline.engine.adapters import load_all, need_adapters, seated
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.compiling import need_grammars
 from ridgeline.engine.offline import Offline
@@ -55,6 +56,9 @@ class _Assembled:
         speculate: str | None = None,
         speculate_max: int = 4,
         jump_ahead: bool = True,
+        lora: Sequence[tuple[str, str]] = (),
+        max_loras: int | None = None,
+        max_lora_rank: int = 16,
         threads: int | None = None,
         seed: int = 0,
         trace_file: str | None = None,
@@ -88,6 +92,9 @@ class _Assembled:
             speculate=speculate,
             speculate_max=speculate_max,
             jump_ahead=jump_ahead,
+            lora=tuple(lora),
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
             threads=threads,
             seed=seed,
             trace_file=trace_file,
@@ -153,7 +160,9 @@ class LLM(_Assembled):
 
     def _start(self, config: EngineConfig) -> None:
         super()._start(config)
-        self._offline = Offline(self._engine.loop, self.text.tokenizer, self._clock)
+        self._offline = Offline(
+            self._engine.loop, self.text.tokenizer, self._clock, self._engine.adapters
+        )
 
     def generate(
         self,
@@ -161,15 +170,16 @@ class LLM(_Assembled):
         params: Params = None,
         *,
         priority: int = 0,
+        adapter: str = "",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, all in one batch; the outputs are in the prompts' order.
 
         prompts: a text, token ids, or a list of either. params: for all, or one for each; None takes the
-        model's own defaults. progress: show a bar; None as the engine was told. Raises RequestError before
-        anything runs.
+        model's own defaults. adapter: the name of a loaded one. progress: show a bar; None as the engine was
+        told. Raises RequestError before anything runs.
         """
-        return self._run(self._encoded(prompts, params), priority, progress)
+        return self._run(self._encoded(prompts, params), priority, adapter, progress)
 
     def chat(
         self,
@@ -180,17 +190,26 @@ class LLM(_Assembled):
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
         priority: int = 0,
+        adapter: str = "",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template."""
         requests = self._encoded_chats(messages, params, tools, add_generation_prompt, template_variables)
-        return self._run(requests, priority, progress)
+        return self._run(requests, priority, adapter, progress)
 
     def _run(
-        self, requests: list[EncodedRequest], priority: int, progress: bool | None
+        self, requests: list[EncodedRequest], priority: int, adapter: str, progress: bool | None
     ) -> list[RequestOutput]:
         shown = self.config.progress if progress is None else progress
-        return self._offline.run(requests, priority=priority, progress=shown)
+        return self._offline.run(requests, priority=priority, progress=shown, adapter=adapter)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter beside those that it started with. ConfigError when it cannot be."""
+        load_all(need_adapters(self._engine.adapters, to_change=True), [(name, path)])
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. RequestError for one that is not loaded."""
+        need_adapters(self._engine.adapters, to_change=True).unload(name)
 
     def stats(self) -> Mapping[str, Any]:
         """The loop's gauges and counters."""
@@ -221,10 +240,11 @@ class AsyncLLM(_Assembled):
         *,
         request_id: str | None = None,
         priority: int = 0,
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output so far, whenever it grew, until it is finished. Closing the generator aborts it."""
         [request] = self._encoded(prompt, params)
-        async for output in self._stream(request, request_id, priority):
+        async for output in self._stream(request, request_id, priority, adapter):
             yield output
 
     async def chat(
@@ -237,14 +257,15 @@ class AsyncLLM(_Assembled):
         template_variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `generate`, for a conversation."""
         [request] = self._encoded_chats(messages, params, tools, add_generation_prompt, template_variables)
-        async for output in self._stream(request, request_id, priority):
+        async for output in self._stream(request, request_id, priority, adapter):
             yield output
 
     async def _stream(
-        self, request: EncodedRequest, request_id: str | None, priority: int
+        self, request: EncodedRequest, request_id: str | None, priority: int, adapter: str
     ) -> AsyncGenerator[RequestOutput, None]:
         name = request_id or uuid.uuid4().hex
         here, queue = asyncio.get_running_loop(), asyncio.Queue[Item]()
@@ -257,6 +278,7 @@ class AsyncLLM(_Assembled):
             priority=priority,
             arrived_s=self._clock.now(),
         )
+        new = seated(self._engine.adapters, new, adapter)
         self._thread.submit(new, lambda news: _hand_over(here, queue, news))
         try:
             while not generation.engine_done:

@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.engine.adapters import Adapters, seated
 from ridgeline.engine.outputs import OutputBuilder, RequestOutput
 from ridgeline.engine.requests import EncodedRequest
 from ridgeline.engine.wire import news_of, token_array
@@ -24,17 +25,21 @@ from ridgeline.schedule.request import NewRequest, Output
 class Offline:
     """One loop for one caller at a time; a second thread waits for the first one's batch."""
 
-    def __init__(self, loop: Loop, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    def __init__(
+        self, loop: Loop, tokenizer: Tokenizer | None, clock: Clock, adapters: Adapters | None = None
+    ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
         self._clock = clock
+        self._adapters = adapters
         self._numbers = count()
         self._busy = threading.Lock()
 
     def run(
-        self, requests: Sequence[EncodedRequest], *, priority: int = 0, progress: bool = False
-    ) -> list[RequestOutput]:
-        """The outputs in the order of the requests.
+        self, requests: Sequence[EncodedRequest], *, priority: int = 0, progress: bool = False,
+        adapter: str = "",
+    ) -> list[RequestOutput]:  # fmt: skip
+        """The outputs in the order of the requests. adapter: the name of what all of them take.
 
         Raises RequestError when one of them can never run; then none of them has. Ctrl-C takes effect
         after the step in flight and leaves nothing running.
@@ -44,21 +49,22 @@ class Offline:
             with _deferred_interrupt() as interrupted:
                 try:
                     for request in requests:
-                        self._add(request, builders, priority)
+                        self._add(request, builders, priority, adapter)
                     self._drain(builders, bar, interrupted)
                 except (RequestError, KeyboardInterrupt):
                     self._clear(builders)
                     raise
         return [builder.build() for builder in builders.values()]
 
-    def _add(self, request: EncodedRequest, builders: dict[str, OutputBuilder], priority: int) -> None:
+    def _add(
+        self, request: EncodedRequest, builders: dict[str, OutputBuilder], priority: int, adapter: str
+    ) -> None:
         name = str(next(self._numbers))
         prompt = token_array(request.token_ids)
-        self._loop.add(
-            NewRequest(
-                id=name, prompt=prompt, params=request.params, priority=priority, arrived_s=self._clock.now()
-            )
+        new = NewRequest(
+            id=name, prompt=prompt, params=request.params, priority=priority, arrived_s=self._clock.now()
         )
+        self._loop.add(seated(self._adapters, new, adapter))
         builders[name] = OutputBuilder(
             name, request.text, request.token_ids, Generation(self._tokenizer, request.params)
         )

@@ -75,7 +75,7 @@ def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]", build: Build) -> i
             _log.exception("the engine could not start")
         _tell_failure(socket, str(error) if user_error else f"{type(error).__name__}: {error}")
         return 2 if user_error else 1
-    service = Service(engine.loop, socket, engine.info, WallClock(), engine.grammars)
+    service = Service(engine.loop, socket, engine.info, WallClock(), engine.grammars, engine.adapters)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     try:
         service.run()

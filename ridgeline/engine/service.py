@@ -15,34 +15,47 @@ import zmq
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
+from ridgeline.engine.adapters import Adapters, need_adapters, seated
 from ridgeline.engine.compiling import Compiling
 from ridgeline.engine.wire import new_request, news_of
-from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToEngine
+from ridgeline.frontend.protocol import (
+    Abort,
+    Answer,
+    Ask,
+    LoadAdapter,
+    News,
+    Refused,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 from ridgeline.runner.grammar import Grammars
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.request import NewRequest
 
 IDLE_MS = 500  # how soon an idle engine notices a signal
-COMPILING_MS = 2  # and a grammar that is compiled
+BUSY_MS = 2  # and a grammar that is compiled, or an adapter that is read
 _log = logging.getLogger("ridgeline.engine")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Live:
-    """A request that has not ended: whose it is, and its choices that still run."""
+    """A request that has not ended: whose it is, its choices that still run, and its adapter's slot."""
 
     client: bytes
     num_open: int
+    slot: int
 
 
 class Service:
     """Answers clients on a ROUTER socket until it is told to stop.
 
     info: the answer to "info". The socket must be bound, with ROUTER_MANDATORY set. grammars: the executor's.
+    adapters: the engine's, None where it has no room for any.
     """
 
     def __init__(self, loop: Loop, socket: zmq.Socket[bytes], info: Mapping[str, Any], clock: Clock,
-                 grammars: Grammars | None = None) -> None:
+                 grammars: Grammars | None = None, adapters: Adapters | None = None) -> None:
         self._loop = loop
         self._socket = socket
         self._info = dict(info)
@@ -50,6 +63,7 @@ class Service:
         self._started_s = clock.now()
         self._live: dict[str, _Live] = {}
         self._compiling = Compiling(grammars)
+        self._adapters = adapters
         self._drains: list[tuple[bytes, str]] = []
         self._draining = False
         self._stopped = False
@@ -67,8 +81,10 @@ class Service:
         Raises what breaks the loop itself: the engine cannot go on after that.
         """
         while not self._stopped:
-            self._receive(0 if self._loop.has_work() else COMPILING_MS if self._compiling else IDLE_MS)
+            busy = self._compiling or self._adapters
+            self._receive(0 if self._loop.has_work() else BUSY_MS if busy else IDLE_MS)
             self._add_compiled()
+            self._tell_loaded()
             if self._loop.has_work():
                 self._step()
             elif self._drains and not self._compiling:
@@ -119,8 +135,10 @@ class Service:
             if live is not None and live.client == client:
                 self._loop.abort(message.id, message.choice, message.keep_tokens)
             self._compiling.drop(client, message.id)
-        else:
+        elif isinstance(message, Ask):
             self._ask(client, message)
+        else:
+            self._change_adapters(client, message)
 
     def _submit(self, client: bytes, submit: Submit) -> None:
         try:
@@ -132,15 +150,18 @@ class Service:
                 )
             request = new_request(submit, self._clock.now())
             if submit.sampling.grammar is None:
-                self._add(client, request)
+                self._add(client, request, submit.adapter)
             else:
-                self._compiling.add(client, request)
+                self._compiling.add(client, request, submit.adapter)
         except Exception as error:
             self._fail(client, submit.id, error)
 
-    def _add(self, client: bytes, request: NewRequest) -> None:
+    def _add(self, client: bytes, request: NewRequest, adapter: str) -> None:
+        request = seated(self._adapters, request, adapter)
         self._loop.add(request)
-        self._live[request.id] = _Live(client=client, num_open=request.params.n)
+        self._live[request.id] = _Live(client=client, num_open=request.params.n, slot=request.adapter)
+        if self._adapters is not None:
+            self._adapters.joined(request.adapter)
 
     def _add_compiled(self) -> None:
         """Those whose grammar is compiled by now."""
@@ -148,7 +169,7 @@ class Service:
             try:
                 if compiled.error is not None:
                     raise compiled.error
-                self._add(compiled.client, compiled.request)
+                self._add(compiled.client, compiled.request, compiled.adapter)
             except Exception as error:
                 self._fail(compiled.client, compiled.request.id, error)
 
@@ -159,9 +180,31 @@ class Service:
             error = RequestError(f"{type(error).__name__}: {error}", status=500)
         self._refuse(client, request_id, error)
 
+    def _change_adapters(self, client: bytes, message: LoadAdapter | UnloadAdapter) -> None:
+        try:
+            adapters = need_adapters(self._adapters, to_change=True)
+            if isinstance(message, LoadAdapter):
+                key = client, message.id
+                adapters.load(key, message.name, message.path, replaces=message.replace)
+            else:
+                adapters.unload(message.name)
+                self._send(client, [Answer(id=message.id, info={})])
+        except Exception as error:
+            self._fail(client, message.id, error)
+
+    def _tell_loaded(self) -> None:
+        """Whoever waits for an adapter hears that it is there, or why it is not."""
+        for loaded in self._adapters.take() if self._adapters else ():
+            client, request = loaded.key
+            if loaded.error is None:
+                self._send(client, [Answer(id=request, info=dict(loaded.info))])
+            else:
+                self._fail(client, request, loaded.error)
+
     def _ask(self, client: bytes, ask: Ask) -> None:
         if ask.what == "info":
-            self._send(client, [Answer(id=ask.id, info=self._info)])
+            adapters = [] if self._adapters is None else self._adapters.infos
+            self._send(client, [Answer(id=ask.id, info=self._info | {"adapters": adapters})])
         elif ask.what == "stats":
             self._send(client, [Answer(id=ask.id, info=self.stats())])
         elif ask.what == "drain":
@@ -199,6 +242,8 @@ class Service:
                 live.num_open -= 1
                 if not live.num_open:
                     del self._live[output.id]
+                    if self._adapters is not None:
+                        self._adapters.left(live.slot)
         for client, news in by_client.items():
             self._send(client, news)
 

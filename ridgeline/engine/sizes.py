@@ -81,22 +81,28 @@ def step_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
 
 def decide_sizes(
     config: EngineConfig, layout: CacheLayout, *, max_position: int, free_bytes: int, startup: Startup,
-    room: GpuRoom | None = None, recorded_bytes: int = 0,
+    room: GpuRoom | None = None, recorded_bytes: int = 0, adapter_bytes: int = 0,
 ) -> Sizes:
     """Fill in what the config leaves open.
 
     free_bytes: memory that is left once the weights are there. room: the GPU's, where the cache lies there.
     recorded_bytes: what the recording of decode steps will take of a CPU's free memory (nn.replay).
-    Raises ConfigError when the context that is asked for is longer than the model's, or when the cache cannot
-    hold a single block.
+    adapter_bytes: what all slots of adapters will. Raises ConfigError when the context that is asked for is
+    longer than the model's, when the adapters do not fit, or when the cache cannot hold a single block.
     """
     _check(config, max_position)
     wanted = config.max_model_len or max_position
     if room is None:
-        free_bytes = max(free_bytes - recorded_bytes, 0)
+        if adapter_bytes > free_bytes - recorded_bytes:
+            raise ConfigError(
+                f"slots for adapters take {format_bytes(adapter_bytes)} and {format_bytes(free_bytes)} are "
+                "free: lower --max-loras or --max-lora-rank"
+            )
+        free_bytes = max(free_bytes - recorded_bytes - adapter_bytes, 0)
         why = f"a quarter of the {free_bytes / GIB:.1f} GiB that are free"
-        if recorded_bytes:
-            why += f" beside {format_bytes(recorded_bytes)} for recorded decode steps"
+        for taken, what in ((recorded_bytes, "recorded decode steps"), (adapter_bytes, "adapters")):
+            if taken:
+                why += f" beside {format_bytes(taken)} for {what}"
         cache_bytes = _cache_bytes(config, layout, wanted, free_bytes // CACHE_SHARE, startup, why)
     else:
         _check_room(config, layout, room)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.frontend.params import check_sampling, from_wire
 from ridgeline.frontend.protocol import Logprobs, News, Submit
 from ridgeline.schedule.plan import RowLogprobs
@@ -40,6 +40,8 @@ def new_request(submit: Submit, now: float) -> NewRequest:
     """A submitted request, checked. Raises RequestError, whatever the sender wrote."""
     params = from_wire(submit.sampling)
     check_sampling(params)
+    if "\0" in submit.cache_salt:  # what ends a part of the engine's own salts
+        raise invalid_value("cache_salt", "holds a zero character")
     tokenised_s = now if submit.tokenised_s is None else min(submit.tokenised_s, now)
     arrived_s = tokenised_s if submit.arrived_s is None else min(submit.arrived_s, tokenised_s)
     return NewRequest(

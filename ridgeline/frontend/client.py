@@ -23,7 +23,18 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.frontend.params import to_wire
-from ridgeline.frontend.protocol import Abort, Answer, Ask, News, Refused, Submit, ToClient, ToEngine
+from ridgeline.frontend.protocol import (
+    Abort,
+    Answer,
+    Ask,
+    LoadAdapter,
+    News,
+    Refused,
+    Submit,
+    ToClient,
+    ToEngine,
+    UnloadAdapter,
+)
 from ridgeline.spec.sampling import SamplingParams
 
 _LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some others 104
@@ -158,7 +169,7 @@ class EngineClient:
 
     async def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
-        cache_salt: str = "", tenant: str = "", arrived_s: float | None = None,
+        cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """News of all choices until each is closed. Closing the generator before that aborts the request.
         arrived_s: when somebody first asked for it, by the machine's monotonic clock.
@@ -174,7 +185,7 @@ class EngineClient:
             self._send(
                 Submit(
                     id=request_id, prompt=list(prompt), sampling=to_wire(params), priority=priority,
-                    cache_salt=cache_salt, tenant=tenant, arrived_s=arrived_s,
+                    cache_salt=cache_salt, tenant=tenant, adapter=adapter, arrived_s=arrived_s,
                     tokenised_s=self._clock.now(),
                 )
             )  # fmt: skip
@@ -201,14 +212,25 @@ class EngineClient:
 
     async def ask(self, what: str) -> Mapping[str, Any]:
         """The engine's answer to "info", "stats", "drain" or "shutdown". It comes between two steps."""
+        return await self._answer(Ask(id=uuid.uuid4().hex, what=what))
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool) -> Mapping[str, Any]:
+        """What the engine says of an adapter that it has loaded; replace: also where the name is taken.
+        Raises RequestError."""
+        return await self._answer(LoadAdapter(id=uuid.uuid4().hex, name=name, path=path, replace=replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; its requests go on to their ends. Raises RequestError."""
+        await self._answer(UnloadAdapter(id=uuid.uuid4().hex, name=name))
+
+    async def _answer(self, message: Ask | LoadAdapter | UnloadAdapter) -> Mapping[str, Any]:
         self._check_alive()
-        ask = Ask(id=uuid.uuid4().hex, what=what)
-        future = self._asks[ask.id] = asyncio.get_running_loop().create_future()
+        future = self._asks[message.id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(ask)
+            self._send(message)
             return await future
         finally:
-            del self._asks[ask.id]
+            del self._asks[message.id]
 
     def _check_alive(self) -> None:
         if self._dead is not None:

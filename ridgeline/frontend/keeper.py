@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from typing import Any
 
 from ridgeline.base.clock import Clock, WallClock
-from ridgeline.base.errors import EngineDeadError, RidgelineError
+from ridgeline.base.errors import EngineDeadError, RequestError, RidgelineError
 from ridgeline.frontend.client import EngineClient
 from ridgeline.frontend.protocol import News
 from ridgeline.spec.sampling import SamplingParams
@@ -35,6 +35,7 @@ class EngineKeeper:
         self._pauses_s = pauses_s
         self._steady_s = steady_s
         self._clock = clock or WallClock()
+        self._adapters = _adapters(client)  # what an engine has loaded, by name
         self._trouble: str | None = None  # while there is no engine
         self._lost = asyncio.get_running_loop().create_future()
         self._keeping = asyncio.create_task(self._keep())
@@ -67,13 +68,13 @@ class EngineKeeper:
 
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
-        cache_salt: str = "", tenant: str = "", arrived_s: float | None = None,
+        cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """As EngineClient.submit, of the engine that is there now."""
         self._check()
         return self._client.submit(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant,
-            arrived_s=arrived_s,
+            adapter=adapter, arrived_s=arrived_s,
         )  # fmt: skip
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None:
@@ -84,6 +85,19 @@ class EngineKeeper:
         """As EngineClient.ask."""
         self._check()
         return await self._client.ask(what)
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool) -> Mapping[str, Any]:
+        """As EngineClient.load_adapter, of this engine and of those after it."""
+        self._check()
+        info = await self._client.load_adapter(name, path, replace=replace)
+        self._adapters[name] = path
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        """As EngineClient.unload_adapter, of this engine and of those after it."""
+        self._check()
+        await self._client.unload_adapter(name)
+        del self._adapters[name]
 
     def _check(self) -> None:
         if self.dead is not None:
@@ -112,9 +126,28 @@ class EngineKeeper:
             self._trouble = f"{cause}; it is being started again"
             await asyncio.sleep(pause_s)
             try:
-                return await self._start()
+                client = await self._start()
+                await self._adapt(client)
+                return client
             except (RidgelineError, EngineDeadError, OSError) as error:
                 cause = str(error)
         self._trouble = f"{cause}; it is given up, after {len(self._pauses_s)} starts in a row"
         self._lost.set_result(self._trouble)
         return None
+
+    async def _adapt(self, client: EngineClient) -> None:
+        """Give a new engine the adapters of the last one, which calls have changed since the start."""
+        found = _adapters(client)
+        for name in [name for name, path in found.items() if self._adapters.get(name) != path]:
+            await client.unload_adapter(name)
+        for name, path in self._adapters.items():
+            if found.get(name) != path:
+                try:
+                    await client.load_adapter(name, path, replace=False)
+                except RequestError as error:
+                    _log.error("the adapter %s is lost: %s", name, error)
+
+
+def _adapters(client: EngineClient) -> dict[str, str]:
+    """The folders of an engine's adapters, by name."""
+    return {info["name"]: info["path"] for info in client.info["adapters"]}

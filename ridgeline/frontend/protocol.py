@@ -36,8 +36,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A new request. prompt: token ids. arrived_s, tokenised_s: when the server took it, and when its tokens
-    were ready, on the machine's monotonic clock; None: now."""
+    """A new request. prompt: token ids. adapter: its name, "" for the base model. arrived_s, tokenised_s:
+    when the server took it, and when its tokens were ready, on the machine's monotonic clock; None: now."""
 
     id: str
     prompt: list[int]
@@ -45,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    adapter: str = ""
     arrived_s: float | None = None
     tokenised_s: float | None = None
 
@@ -62,6 +63,23 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
 
     id: str
     what: str
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter"):
+    """Load the adapter of a folder under a name; answered with what is said of it. replace: also where the
+    name is taken, whose requests go on with what they have."""
+
+    id: str
+    name: str
+    path: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Forget the adapter of a name; its requests go on to their ends."""
+
+    id: str
+    name: str
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,11 +121,12 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The reply to an Ask. info: see engine/process.py for the keys of "info" and "stats"."""
+    """The reply to an Ask, a LoadAdapter or an UnloadAdapter. info: see engine/process.py for the keys of
+    "info" and "stats"."""
 
     id: str
     info: dict
 
 
-ToEngine = Submit | Abort | Ask
+ToEngine = Submit | Abort | Ask | LoadAdapter | UnloadAdapter
 ToClient = News | Refused | Answer

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.errors import ConfigError
-from ridgeline.blocks.step import Block, CacheRegion, Capturable, Routed, Step
+from ridgeline.blocks.step import Block, CacheRegion, Capturable, Long, Routed, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.decode_linear import DecodeLinears
 from ridgeline.kernels.gpu import Gpu
+from ridgeline.nn.adapted import AdaptedParts
 from ridgeline.nn.embed import Embedding, Head
 from ridgeline.nn.gpu import GpuMethod
 from ridgeline.nn.linear import BlockParts, Weight
@@ -41,10 +43,11 @@ class Model:
     """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
 
     def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
-                 head: Head, gpu: Gpu | None = None) -> None:
-        """gpu: whose kernels run it, None for torch's and the CPU's."""
+                 head: Head, gpu: Gpu | None = None, adapters: AdapterSlots | None = None) -> None:
+        """gpu: whose kernels run it, None for torch's and the CPU's. adapters: that its tokens may take."""
         self.spec = spec
         self.gpu = gpu
+        self.adapters = adapters
         self._blocks = blocks
         self._embedding = embedding
         self._head = head
@@ -77,9 +80,19 @@ class Model:
         """The residual stream [T, H] after the last layer; keys and values of the step are written, its
         states are with `step.land()`."""
         x_TH = self._embedding(step.ids_T)
+        if step.adapter_T is not None:
+            return self._adapted(x_TH, step, step.adapter_T)
         if self._replay is not None and (out_TH := self._replay(x_TH, step)) is not None:
             return out_TH
         return run_layers(self._modules, x_TH, step, {})
+
+    def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long) -> Tensor:
+        assert self.adapters is not None, "a model without room for adapters"
+        self.adapters.enter(slot_T, step.num_decodes)
+        try:
+            return run_layers(self._modules, x_TH, step, {})
+        finally:
+            self.adapters.leave()
 
     def take_experts_read(self) -> int:
         """Distinct experts whose weights were read since the last call, over all layers and steps."""
@@ -94,12 +107,13 @@ class Model:
         return self._head(x_SH, prefill_from)
 
 
-def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None) -> Model:
+def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None,
+                adapters: AdapterSlots | None = None) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted,
     scalars to float32.
 
     gpu: its kernels run the model (plain weights only, on its device). The logits of up to its max_rows rows
-    then share one memory: they last until the next.
+    then share one memory: they last until the next. adapters: slots for some, whose seats are filled in here.
 
     weights: every parameter of spec.params() by full name, a float tensor or a packed matrix
     (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
@@ -115,7 +129,10 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         for name, block in layer.blocks:
             if getattr(block, "described", False):
                 raise ConfigError(f"layer {index}'s {name} is described for planning, not run yet")
-            module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}.", linears))
+            prefix = f"layers.{index}.{name}."
+            plain = BlockParts(weights, prefix, linears)
+            parts = plain if adapters is None else AdaptedParts(plain, prefix, adapters)
+            module = BLOCKS[block.kind](block, parts)
             num_slots = len(block.cache(bytes_per_element=1))
             blocks.append(BuiltBlock(module=module, kind=block.kind, layer=index, first_slot=slot,
                                      num_slots=num_slots))
@@ -128,7 +145,7 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         head = GpuMethod(linears, head, out)
     return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
                  Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor,
-                      spec.logits_softcap), gpu)
+                      spec.logits_softcap), gpu, adapters)
 
 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,

@@ -44,9 +44,11 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
     if len(unknown):
         ids[stage(unknown, device)] = rows.last_token[stage(row_T[unknown], device)]
     rows_R = stage(row_R, device)
+    adapter_T = rows.adapter[row_T]
     return Step(
         ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=num_decodes, runs=runs,
-        reach_T=reach, lengths_S=stage(ends.astype(np.int32), device),
+        adapter_T=adapter_T if adapter_T.any() else None, reach_T=reach,
+        lengths_S=stage(ends.astype(np.int32), device),
         groups=tuple(_group(table, group.tokens_per_page, rows_R, rows_T, positions)
                      for table, group in zip(rows.tables, layout.groups, strict=True)))
 

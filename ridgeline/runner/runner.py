@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ridgeline.adapters.load import Adapter
 from ridgeline.base.clock import Clock
 from ridgeline.blocks.step import Step
 from ridgeline.nn.build import Model
@@ -148,6 +149,12 @@ class LocalExecutor:
         self._worker.shutdown()
         if self.grammars is not None:
             self.grammars.close()
+
+    def put_adapter(self, slot: int, adapter: Adapter | None) -> None:
+        """Fill a slot of the model, or empty it, once the steps in flight are over and before any later
+        one."""
+        assert self._model.adapters is not None, "a model without room for adapters"
+        self._worker.submit(self._model.adapters.put, slot, adapter)
 
     # ---- on the worker
 

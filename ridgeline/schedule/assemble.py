@@ -52,7 +52,7 @@ def row_start(request: Request) -> RowStart:
         request=request.number, row=request.row, params=request.params, seed=request.seed,
         prompt=request.prompt, output=np.array(request.tokens[request.num_prompt:], np.int32),
         stop_token_ids=tuple(sorted(request.stop_token_ids)),
-        prompt_logprobs_from=request.prompt_logprobs_from)
+        prompt_logprobs_from=request.prompt_logprobs_from, adapter=request.adapter)
 
 
 def _chunk(rows: Rows, taken: Taken, row: int) -> Int:

@@ -32,8 +32,9 @@ class RowStart:
     """A request that takes a runner row with this step. Sent once (again after a preemption, with what is
     known).
 
-    prompt and output: token ids known so far. seed: always set here. prompt_logprobs_from: first position
-    whose prompt log-probability is still owed (positions before it were delivered before a preemption).
+    prompt and output: token ids known so far. seed: always set here. adapter: its slot, 0 for the base model.
+    prompt_logprobs_from: first position whose prompt log-probability is still owed (positions before it were
+    delivered before a preemption).
     """
 
     request: int
@@ -44,6 +45,7 @@ class RowStart:
     output: Int
     stop_token_ids: tuple[int, ...]
     prompt_logprobs_from: int = 1
+    adapter: int = 0
 
 
 class TableDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

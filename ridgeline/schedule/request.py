@@ -46,11 +46,11 @@ class Finish(enum.StrEnum):
 class NewRequest:
     """What the loop is given. id is the caller's; n > 1 is asked as one NewRequest and forks inside.
 
-    priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. arrived_s:
-    the clock's seconds when the server took it; tokenised_s: when its tokens were on their way to the engine
-    (None: at once). imported: tokens from the prompt's start whose cache comes with the request, computed
-    elsewhere; below the prompt's length. predicted_output: tokens expected of an answer; None: nobody expects
-    any.
+    priority: lower is sooner. cache_salt keeps prefixes of different tenants or adapters apart. adapter: the
+    slot of the one that it takes, 0 for the base model. arrived_s: the clock's seconds when the server took
+    it; tokenised_s: when its tokens were on their way to the engine (None: at once). imported: tokens from
+    the prompt's start whose cache comes with the request, computed elsewhere; below the prompt's length.
+    predicted_output: tokens expected of an answer; None: nobody expects any.
     """
 
     id: str
@@ -58,6 +58,7 @@ class NewRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    adapter: int = 0
     arrived_s: float = 0.0
     tokenised_s: float | None = None
     tenant: str = ""
@@ -121,6 +122,7 @@ class Request:
     max_tokens: int
     priority: int = 0
     cache_salt: str = ""
+    adapter: int = 0
     tenant: str = ""
     arrived_s: float = 0.0
     tokenised_s: float = 0.0

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from ridgeline.api.adapters import load_adapter, unload_adapter
 from ridgeline.api.answers import ModelList, to_json
 from ridgeline.api.caller import Caller
 from ridgeline.api.embeddings import embeddings
@@ -131,14 +132,23 @@ def _add_responses(app: FastAPI, api: OpenAI) -> None:
 def _add_model(app: FastAPI, api: OpenAI) -> None:
     @app.get("/v1/models", tags=["model"])
     async def models() -> Response:
-        """The models that are served."""
-        return _json(to_json(ModelList(data=[api.served.card])))
+        """The models that are served: the base model and its adapters."""
+        return _json(to_json(ModelList(data=api.cards)))
 
     @app.get("/v1/models/{name:path}", tags=["model"])
     async def model(name: str) -> Response:
         """One model's card."""
-        api.check_model(name)
-        return _json(to_json(api.served.card))
+        return _json(to_json(api.card(name)))
+
+    @app.post("/v1/load_lora_adapter", tags=["operation"])
+    async def post_load_adapter(request: Request) -> Response:
+        """Serve an adapter under a name."""
+        return _json(await load_adapter(api, await _body(request, api.served.limits)))
+
+    @app.post("/v1/unload_lora_adapter", tags=["operation"])
+    async def post_unload_adapter(request: Request) -> Response:
+        """Serve an adapter no more."""
+        return _json(await unload_adapter(api, await _body(request, api.served.limits)))
 
     @app.post("/tokenize", tags=["model"])
     async def post_tokenize(request: Request) -> Response:

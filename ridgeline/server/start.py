@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.adapters import adapter_card
 from ridgeline.api.answers import ModelCard
 from ridgeline.api.limits import LIMITS, Limits
 from ridgeline.api.openai import OpenAI
 from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.logs import TEXT, LogStyle
 from ridgeline.frontend.client import ENGINE, STALL_S, EngineClient
 from ridgeline.frontend.files import load_text
@@ -82,6 +84,10 @@ async def start(
     try:
         targets = Targets(ttft_s=config.ttft_s, tpot_s=config.tpot_s)
         api = OpenAI(_served(checkpoint, text, client.info, name, limits), client, WallClock(), targets)
+        base = api.served.card
+        api.adapters |= {info["name"]: adapter_card(base, info) for info in client.info["adapters"]}
+        if base.id in api.adapters:
+            raise ConfigError(f"--lora {base.id} is the base model's name: give the adapter another")
         yield Running(api=api, client=client, info=client.info, seconds=seconds)
     finally:
         await client.close()

@@ -14,7 +14,7 @@ from ridgeline.commands.flags import engine_config
 ENGINE = {
     "--tokenizer", "--chat-template", "--revision", "--load-format", "--dtype", "--hf-overrides",
     "--quantization", "--max-model-len", "--kv-cache-bytes", "--host-kv-bytes",
-    "--kv-watermark-bytes", "--kv-cache-dtype", "--block-tokens",
+    "--lora", "--max-loras", "--max-lora-rank", "--kv-watermark-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
     "--speculate", "--speculate-max", "--no-jump-ahead", "--device", "--ttft", "--tpot", "--overload",
     "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",

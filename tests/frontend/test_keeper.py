@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ridgeline.base.clock import VirtualClock
-from ridgeline.base.errors import ConfigError, EngineDeadError
+from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.frontend.keeper import EngineKeeper
 from ridgeline.spec.sampling import SamplingParams
 
@@ -15,8 +15,10 @@ from ridgeline.spec.sampling import SamplingParams
 class Engine:
     """A client whose engine dies when it is told to."""
 
-    def __init__(self, number: int) -> None:
-        self.info = {"number": number}
+    def __init__(self, number: int, gone_folder: str = "") -> None:
+        self.info: dict[str, Any] = {"number": number, "adapters": [{"name": "given", "path": "/given"}]}
+        self.adapters = {"given": "/given"}
+        self.gone_folder = gone_folder
         self.dead: str | None = None
         self.closed = False
         self._over = asyncio.Event()
@@ -30,8 +32,18 @@ class Engine:
         assert self.dead is not None
         return self.dead
 
-    async def ask(self, what: str) -> dict[str, int]:
+    async def ask(self, what: str) -> dict[str, Any]:
         return self.info
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool) -> dict[str, str]:
+        if path == self.gone_folder:
+            raise RequestError("no such folder")
+        assert name not in self.adapters or replace
+        self.adapters[name] = path
+        return {"name": name, "path": path}
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
 
     async def close(self, *, timeout_s: float = 5.0) -> None:
         self.closed = True
@@ -43,13 +55,14 @@ class Factory:
     def __init__(self, *broken: int) -> None:
         self.engines: list[Engine] = []
         self.broken = broken
+        self.gone = ""
         self.num_started = 0
 
     async def __call__(self) -> Any:
         self.num_started += 1
         if self.num_started in self.broken:
             raise ConfigError("the model is gone")
-        self.engines.append(Engine(self.num_started))
+        self.engines.append(Engine(self.num_started, self.gone))
         return self.engines[-1]
 
 
@@ -124,5 +137,25 @@ def test_an_end_in_the_middle_of_a_start_leaves_nothing() -> None:
         await _until(lambda: "started again" in str(keeper.dead))
         await keeper.close()
         assert factory.num_started == 1 and factory.engines[0].closed
+
+    asyncio.run(work())
+
+
+def test_adapters_are_the_next_engines_too() -> None:
+    """Those that calls have loaded, unloaded and exchanged; one whose folder is gone costs the others
+    nothing."""
+    async def work() -> None:
+        factory = Factory()
+        keeper = EngineKeeper(await factory(), factory, pauses_s=(0.0,))
+        await keeper.load_adapter("lost", "/lost", replace=False)
+        await keeper.load_adapter("more", "/more", replace=False)
+        await keeper.load_adapter("given", "/other", replace=True)
+        await keeper.load_adapter("short", "/short", replace=False)
+        await keeper.unload_adapter("short")
+        factory.gone = "/lost"
+        factory.engines[0].die()
+        await _until(lambda: keeper.num_restarts == 1)
+        assert factory.engines[1].adapters == {"given": "/other", "more": "/more"}
+        await keeper.close()
 
     asyncio.run(work())

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.clock import WallClock
 from ridgeline.kv.manager import KVManager
 from ridgeline.nn.build import Model, build_model
@@ -48,6 +49,7 @@ class Job:
     params: SamplingParams
     at: int = 0
     priority: int = 0
+    adapter: int = 0
 
     def alone(self, choice: int) -> "Job":
         """The same choice as a request of its own."""
@@ -109,13 +111,15 @@ class Run:
 
 class Tiny:
     """One tiny model, run under any setup. The texts that requests have alone are kept. draft_noise: by which
-    the weights of its draft model differ. sharpness: of its distributions."""
+    the weights of its draft model differ. sharpness: of its distributions. adapters: slots that are
+    filled."""
 
-    def __init__(self, spec: ModelSpec, *, draft_noise: float = 0.03, sharpness: float = 1.0) -> None:
+    def __init__(self, spec: ModelSpec, *, draft_noise: float = 0.03, sharpness: float = 1.0,
+                 adapters: AdapterSlots | None = None) -> None:
         self.spec = spec
         self.weights = tiny_weights(self.spec)
         self.weights["final_norm.weight"] *= sharpness
-        self.model: Model = build_model(self.spec, self.weights, torch.float32)
+        self.model: Model = build_model(self.spec, self.weights, torch.float32, adapters=adapters)
         self.draft_noise = draft_noise
         self._alone: dict[str, Text] = {}
 
@@ -182,7 +186,8 @@ def _drain(loop: Loop, prefix: str, jobs: Sequence[Job], *,
             job = jobs[waiting[0]]
             prompt = np.array(job.prompt, np.int32)
             loop.add(NewRequest(id=f"{prefix}{waiting.pop(0)}", prompt=prompt, params=job.params,
-                                priority=job.priority, arrived_s=float(step)))
+                                priority=job.priority, arrived_s=float(step), adapter=job.adapter,
+                                cache_salt=str(job.adapter)))
         for output in loop.step():
             assert output.error is None or may_fail, output.error
             text = texts[int(output.id.removeprefix(prefix)), output.choice]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 from ridgeline.kernels.cpu.native import Native
 from ridgeline.kernels.cpu.tape import Tape
@@ -40,14 +41,14 @@ def spec_of(*, qkv_bias: bool = False, qk_norm: bool = False, window: int | None
                      windows=(None, window), qkv_bias=qkv_bias, qk_norm=qk_norm)
 
 
-def packed_model(spec: ModelSpec) -> Model:
+def packed_model(spec: ModelSpec, adapters: AdapterSlots | None = None) -> Model:
     """Every matrix of the layers packed; numbers small enough to stay finite over any number of steps."""
     packing = Packing32(kernels(), None, planes=2)
     weights: dict[str, Weight] = dict(tiny_weights(spec))
     for seed, (name, param) in enumerate(spec.params()):
         if param.role == "linear" and name.startswith("layers."):
             weights[name] = packing.pack(Source((random_part("q4_1", *param.shape, seed=seed),)), CPU)
-    return build_model(spec, weights, torch.float32)
+    return build_model(spec, weights, torch.float32, adapters=adapters)
 
 
 class Scene:
@@ -68,8 +69,10 @@ class Scene:
         self.table = torch.randperm(len(arena), generator=random).int().view(-1, held)
         model.bind_cache(layout, self.pages.region, torch.bfloat16)
 
-    def step(self, sequences: Sequence[int], positions: Sequence[int], runs: Sequence[int] = ()) -> Tensor:
-        """The hidden states of one token of each sequence, or of successive ones in runs."""
+    def step(self, sequences: Sequence[int], positions: Sequence[int], runs: Sequence[int] = (),
+             adapters: Sequence[int] = ()) -> Tensor:
+        """The hidden states of one token of each sequence, or of successive ones in runs. adapters:
+        their slots."""
         rows = len(sequences)
         starts, counts = list(positions), [1] * rows
         position_T, row_T = list(positions), list(range(rows))
@@ -80,10 +83,13 @@ class Scene:
         at = torch.tensor(position_T)
         slots = table[row_T, at // self.tokens].long() * self.tokens + at % self.tokens
         group = GroupStep(table_SP=table, slots_T=slots)
-        step = Step(ids_T=(at * 7 + torch.tensor(row_T)) % 90, positions_T=at, reach_T=at + 1,
+        sequence_T = torch.tensor([*sequences, NUM_SEQUENCES])[row_T]
+        step = Step(ids_T=(at * 7 + sequence_T) % 90, positions_T=at, reach_T=at + 1,
                     lengths_S=(torch.tensor(starts) + torch.tensor(counts)).int(), num_decodes=rows,
                     starts=np.array(starts), counts=np.array(counts), groups=(group,) * self.num_groups,
-                    runs=np.array(runs) if runs else None)
+                    runs=np.array(runs) if runs else None,
+                    adapter_T=np.array([*adapters, *[0] * (len(position_T) - rows)])
+                    if any(adapters) else None)
         return self.model.forward(step)[:rows].clone()
 
     def cache(self) -> Tensor:

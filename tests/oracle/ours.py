@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.adapters.load import Adapter
+from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.blocks.step import GroupStep, Step
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.models.checkpoint import open_checkpoint
@@ -28,8 +30,10 @@ class Ours:
         self.device = torch.device("cpu") if gpu is None else gpu.device
         self.weights = load_weights(checkpoint, dense(dtype), device=self.device)
 
-    def logits(self, ids: list[int], chunks: list[int] | None = None) -> Tensor:
+    def logits(self, ids: list[int], chunks: list[int] | None = None,
+               adapter: Adapter | None = None) -> Tensor:
         """[tokens, vocabulary] of one text, fed in pieces of so many tokens (whole by default), fresh cache.
+        adapter: that the text takes.
 
         A piece of one token takes the decode road.
         """
@@ -38,7 +42,10 @@ class Ours:
         num_pages = sum(wanted) + 1
         cache = PageCache(layout, num_pages, self.device)
         cache.arena.fill_(0x7F)  # floats of 0x7f7f7f7f: a read of an unwritten place shows
-        model = build_model(self.spec, self.weights, self.dtype, self.gpu)
+        slots = None if adapter is None else AdapterSlots(2)
+        model = build_model(self.spec, self.weights, self.dtype, self.gpu, slots)
+        if slots is not None:
+            slots.put(2, adapter)
         model.bind_cache(layout, cache.region, self.dtype)
         pages, tables = np.random.default_rng(0).permutation(np.arange(1, num_pages)).tolist(), []
         for count in wanted:
@@ -63,6 +70,7 @@ class Ours:
                 counts=np.array([size]),
                 num_decodes=int(size == 1),
                 groups=tuple(groups),
+                adapter_T=None if adapter is None else np.full(size, 2),
             )
             out.append(model.logits(model.forward(step), prefill_from=int(size == 1)).cpu())
             step.land()

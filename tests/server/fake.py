@@ -46,6 +46,8 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.ranks: list[tuple[int, str]] = []
+        self.asked_adapters: list[str] = []
+        self.adapters: dict[str, str] = {}
         self.shed = False
         self.aborts: list[tuple[int | None, int | None]] = []
         self.open: set[str] = set()
@@ -85,10 +87,12 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: str = "",
         arrived_s: float | None = None,
     ) -> AsyncGenerator[News, None]:
         self.submitted.append((list(prompt), params))
         self.ranks.append((priority, tenant))
+        self.asked_adapters.append(adapter)
         if self.shed:
             yield News(id=request_id, finish="shed", error="late", account={"retry_after_s": 7.25, "late": 1})
             return
@@ -141,6 +145,16 @@ class FakeEngine:
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None:
         self.aborts.append((choice, keep_tokens))
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool) -> Mapping[str, Any]:
+        if name in self.adapters and not replace:
+            raise RequestError(f"an adapter is loaded as {name!r}", param="lora_name")
+        self.adapters[name] = path
+        return {"name": name, "path": path}
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.adapters.pop(name, None) is None:
+            raise RequestError(f"no adapter is loaded as {name!r}", param="lora_name", status=404)
 
     async def ask(self, what: str) -> Mapping[str, Any]:
         assert what == "stats"

@@ -72,7 +72,7 @@ class DraftModel:
         self._free[start.row] = draws_freely(start)
         params = replace(start.params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         seed = mix_seed(start.seed, OWN_NOISE) if self._free[start.row] else start.seed
-        self._rows.take(start)
+        self._rows.take(replace(start, adapter=0))  # adapters are the target's
         self._sampler.start(replace(start, params=params, seed=seed))
 
     def look(self, row: int) -> int:
