@@ -71,17 +71,17 @@ async def score(api: OpenAI, body: bytes, caller: Caller | None = None) -> bytes
     clock = api.arrived(caller)
     with api.admission.enter():
         request = parse(body, ScoreRequest, api.served.limits)
-        api.check_model(request.model)
+        model = api.card(request.model).id
         if len(request.pairs) > (most := api.served.limits.choices):
             raise invalid_value("pairs", f"holds {len(request.pairs)}, at most {most} are allowed")
         prompts = await asyncio.to_thread(_prompts, request.pairs, api.served)
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        job = api.job(prompts, params, clock, cache_salt=request.cache_salt)
+        job = api.job(prompts, params, clock, model, cache_salt=request.cache_salt)
         await api.done(job, clock)
         num = sum(len(prompt.token_ids) for prompt in prompts)
         cached = CachedTokens(cached_tokens=sum(one.num_cached for one in job.generations))
         return to_json(ScoreAnswer(
-            data=[_score(job, index) for index in range(len(prompts))], model=api.served.card.id,
+            data=[_score(job, index) for index in range(len(prompts))], model=model,
             usage=ScoreUsage(prompt_tokens=num, total_tokens=num, prompt_tokens_details=cached)))
 
 
