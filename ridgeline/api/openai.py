@@ -238,7 +238,7 @@ def _check_whole(piece: Piece, job: Job) -> None:
     finish, error = piece.delta.finish, piece.delta.error
     if finish == "shed":
         news = job.choice(piece.index).last_news
-        after_s = None if news is None else float(news.account.get("retry_after_s", 0.0))
+        after_s = None if news is None else float((news.account or {}).get("retry_after_s", 0.0))
         raise RequestError(
             f"the server is overloaded: {error}", code="overloaded", status=429, retry_after_s=after_s
         )

@@ -1,5 +1,5 @@
-"""The floor of what HTTP costs: an ASGI app under uvicorn that streams an event of the same size to each client
-once a tick, and does nothing else. `python -m tests.faults.bare PORT_FILE TIMES TICK_S EVENT`."""
+"""The floor of what HTTP costs: an ASGI app under uvicorn that streams an event of the same size to each
+client once a tick, and does nothing else. `python -m tests.faults.bare PORT_FILE TIMES TICK_S EVENT`."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
-"""An engine process whose steps take a fixed time and compute nothing: what HTTP costs, and what clients do to
-a server, without a model. `python -m tests.faults.engine` in the place of `ridgeline.engine.process`.
+"""An engine process whose steps take a fixed time and compute nothing: what HTTP costs, and what clients do
+to a server, without a model. `python -m tests.faults.engine` in the place of `ridgeline.engine.process`.
 
 Each token is a character that tells its step, and the time at which each step ended stands in a file, so that
 a client on the same machine can say how long a token was on its way.
@@ -65,8 +65,8 @@ class Paced:
         token = FIRST - ord("!") + plan.step % NUM_MARKS
         return StepResult(
             step=plan.step, num_new=num_new, tokens=np.full(int(num_new.sum()), token, np.int32),
-            failed=np.zeros(plan.num_rows, np.uint8), returned_tickets=plan.copies.ticket, started_s=started_s,
-            finished_s=ends_s)
+            failed=np.zeros(plan.num_rows, np.uint8), returned_tickets=plan.copies.ticket,
+            started_s=started_s, finished_s=ends_s)
 
     def close(self) -> None:
         """Nothing to end."""
