@@ -23,6 +23,7 @@ from ridgeline.api.metrics import Metrics
 from ridgeline.api.params import chat_params, completion_params
 from ridgeline.api.parse import parse
 from ridgeline.api.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
+from ridgeline.api.resume import Streams
 from ridgeline.api.served import Served
 from ridgeline.api.stream import Started
 from ridgeline.api.structured import grammar_of
@@ -60,6 +61,7 @@ class OpenAI:
         self.admission = Admission()
         self.metrics = Metrics(served.card.id)
         self.accounts = Accounts()
+        self.streams = Streams()
         self.live = Live(clock, targets)
         self.listeners = [self.live.ended]  # hear of each choice that has ended
         self._clock = clock

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+RESUME = "x-ridgeline-stream"  # asked for by "keep", answered by a stream's name
 
 
 class ClientGone(Exception):
@@ -73,8 +74,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Started[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, events: Started[bytes], name: str | None = None) -> None:
+        """name: by which the stream can be read on (`resume`)."""
+        named = {} if name is None else {RESUME: name}
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **named})
         del self.headers["content-length"]
         self._events = events
 
