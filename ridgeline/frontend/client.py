@@ -229,8 +229,8 @@ class EngineClient:
                     self._deliver(message)
                 if messages and isinstance(messages[-1], News):  # then all are: a step's
                     self._moved_s = self._clock.now()
-        except (msgspec.DecodeError, zmq.ZMQError) as error:
-            self._fail(f"what the engine sends cannot be read: {error}")
+        except Exception as error:  # nobody would hear anything any more
+            self._fail(f"what the engine sends cannot be read: {type(error).__name__}: {error}")
 
     def _deliver(self, message: ToClient) -> None:
         if isinstance(message, Answer):

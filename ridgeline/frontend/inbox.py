@@ -32,9 +32,8 @@ class Inbox(Generic[T]):
 
     def _add(self, item: T | Exception) -> None:
         self._items.append(item)
-        if self._waiter is not None:
+        if self._waiter is not None and not self._waiter.done():  # it is where a reader is being cancelled
             self._waiter.set_result(None)
-            self._waiter = None
 
     async def take(self) -> list[T | Exception]:
         """All that waits; waits for the first."""
