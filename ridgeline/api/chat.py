@@ -91,6 +91,10 @@ class ChatForm(ChunkForm):
             )
         )
 
+    @property
+    def repeats(self) -> bool:
+        return not self._readers
+
     def _told(self, index: int, delta: Delta) -> Told:
         if not self._readers:
             return Told(text=delta.text)

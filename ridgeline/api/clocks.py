@@ -86,8 +86,8 @@ class PromptClock:
         if delta.token_ids:
             self._tokens(choice, len(delta.token_ids), news, now)
         if news.finish is not None:
-            choice.account = news.account
-            self._metrics.engine_times(news.times_s)
+            choice.account = news.account or {}
+            self._metrics.engine_times(news.times_s or {})
         if delta.finish is not None:
             self._finish(choice, delta.finish, now)
 
@@ -109,7 +109,7 @@ class PromptClock:
             choice.first_s = now
             choice.num_prompt, choice.num_cached = news.num_prompt, news.num_cached
             choice.ttft_s = now - self._request.arrived_s
-            choice.parts_s = self._parts(choice.ttft_s, news.times_s)
+            choice.parts_s = self._parts(choice.ttft_s, news.times_s or {})
             metrics.first_token(choice.ttft_s, choice.parts_s)
             if sum(one.num_output > 0 for one in self.choices) == 0:
                 metrics.counters["prompt_tokens_total"] += news.num_prompt

@@ -58,6 +58,10 @@ class CompletionForm(ChunkForm):
         )
         return self._body([choice], usage)
 
+    @property
+    def repeats(self) -> bool:
+        return not self._score_only
+
     def usage_chunk(self) -> bytes:
         return self._body([], self.usage())
 

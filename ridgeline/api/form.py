@@ -15,6 +15,7 @@ from ridgeline.api.types import StreamOptions
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
 
+_TEXT = uuid.uuid4().hex  # stands nowhere else
 ChunkUsage = Usage | UnsetType | None
 
 
@@ -78,6 +79,7 @@ class ChunkForm(Form):
         self.with_ids = with_ids or job.tokenizer is None
         self._include = options is not None and bool(options.include_usage)
         self._always = options is not None and bool(options.continuous_usage_stats)
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
     def chunk(self, index: int, delta: Delta, usage: ChunkUsage) -> bytes | None:
@@ -87,9 +89,28 @@ class ChunkForm(Form):
     def usage_chunk(self) -> bytes:
         """The body of the last event, without choices."""
 
+    @property
+    @abstractmethod
+    def repeats(self) -> bool:
+        """Whether events of a choice that bring text alone differ in that text alone."""
+
     def events(self, index: int, delta: Delta) -> bytes:
+        frame = self._frames.get(index)
+        if frame is not None and delta.finish is None and not delta.entries:
+            return frame[0] + to_json(delta.text) + frame[1] if delta.text else b""
         body = self.chunk(index, delta, self.usage() if self._always else UNSET)
-        return b"" if body is None else event(body)
+        if body is None:
+            return b""
+        if frame is None and self.repeats and not self.with_ids and not self._always:
+            self._frames[index] = self._frame(index)
+        return event(body)
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """An event around its text."""
+        body = self.chunk(index, Delta(text=_TEXT), UNSET)
+        assert body is not None
+        before, after = event(body).split(to_json(_TEXT))
+        return before, after
 
     def end(self) -> bytes:
         return event(self.usage_chunk()) + DONE if self._include else DONE

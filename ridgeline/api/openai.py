@@ -24,6 +24,7 @@ from ridgeline.api.metrics import Metrics
 from ridgeline.api.params import chat_params, completion_params
 from ridgeline.api.parse import parse
 from ridgeline.api.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
+from ridgeline.api.resume import Streams
 from ridgeline.api.served import Served
 from ridgeline.api.stream import Started
 from ridgeline.api.structured import grammar_of
@@ -63,6 +64,7 @@ class OpenAI:
         self.admission = Admission()
         self.metrics = Metrics(served.card.id)
         self.accounts = Accounts()
+        self.streams = Streams()
         self.live = Live(clock, targets)
         self.listeners = [self.live.ended]  # hear of each choice that has ended
         self._clock = clock
@@ -257,7 +259,7 @@ def _check_whole(piece: Piece, job: Job) -> None:
     finish, error = piece.delta.finish, piece.delta.error
     if finish == "shed":
         news = job.choice(piece.index).last_news
-        after_s = None if news is None else float(news.account.get("retry_after_s", 0.0))
+        after_s = None if news is None else float((news.account or {}).get("retry_after_s", 0.0))
         raise RequestError(
             f"the server is overloaded: {error}", code="overloaded", status=429, retry_after_s=after_s
         )

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+RESUME = "x-ridgeline-stream"  # asked for by "keep", answered by a stream's name
 
 
 class ClientGone(Exception):
@@ -48,31 +49,35 @@ class Started(Generic[T]):
     """
 
     def __init__(self, first: T, rest: AsyncGenerator[T, None]) -> None:
-        self._first: list[T] = [first]
-        self._rest = rest
+        self.first = first
+        self.rest = rest
 
     @classmethod
     async def of(cls, source: AsyncGenerator[T, None]) -> "Started[T]":
         """Run `source` to its first item; what it raises before that comes out here."""
         return cls(await anext(source), source)
 
-    def __aiter__(self) -> "Started[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        return self._first.pop() if self._first else await anext(self._rest)
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
+        yield self.first
+        async for item in self.rest:
+            yield item
 
     async def aclose(self) -> None:
-        await self._rest.aclose()
+        await self.rest.aclose()
 
 
 class EventStream(Response):
-    """A 200 whose body is the events, each sent as it comes; closes their source however the stream ends."""
+    """A 200 whose body is the events, each sent as it comes; closes their source however the stream ends.
+
+    scope["send"]: past the layers around the app, which wait for an answer's start alone.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Started[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, events: Started[bytes], name: str | None = None) -> None:
+        """name: by which the stream can be read on (`resume`)."""
+        named = {} if name is None else {RESUME: name}
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **named})
         del self.headers["content-length"]
         self._events = events
 
@@ -80,13 +85,14 @@ class EventStream(Response):
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                await until_gone(receive, self._pump(send))
+                await until_gone(receive, self._pump(scope.get("send", send)))
             except ClientGone:
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        async for body in self._events:
+        await send({"type": "http.response.body", "body": self._events.first, "more_body": True})
+        async for body in self._events.rest:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

@@ -6,16 +6,21 @@ from collections.abc import Iterator
 
 from ridgeline.base.errors import ConfigError
 
+READER_S = 60.0
+
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """An address of our own (port 0: a free one) that nobody can connect to until it listens.
+    """An address of our own (port 0: a free one) that nobody can connect to until it listens. A peer that
+    takes nothing of what is sent to it for READER_S is cut off by the system.
 
     Raises ConfigError when it is taken or does not exist.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; those accepted inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READER_S * 1e3))
         try:
             listener.bind((host, port))
         except (OSError, OverflowError) as error:

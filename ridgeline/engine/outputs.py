@@ -132,12 +132,12 @@ def _metrics(choices: Sequence[Choice]) -> RequestMetrics:
     ended = [choice.last_news for choice in choices if choice.last_news is not None and choice.engine_done]
     if not ended:
         return RequestMetrics()
-    times = ended[0].times_s
+    times = ended[0].times_s or {}
     return RequestMetrics(
         arrived_s=times.get("arrived"),
         first_scheduled_s=times.get("first_scheduled"),
         first_token_s=times.get("first_token"),
-        finished_s=max((news.times_s.get("finished", 0.0) for news in ended), default=None),
-        wasted_tokens=sum(int(news.account.get("wasted_tokens", 0)) for news in ended),
-        num_preemptions=sum(int(news.account.get("num_preemptions", 0)) for news in ended),
+        finished_s=max(((news.times_s or {}).get("finished", 0.0) for news in ended), default=None),
+        wasted_tokens=sum(int((news.account or {}).get("wasted_tokens", 0)) for news in ended),
+        num_preemptions=sum(int((news.account or {}).get("num_preemptions", 0)) for news in ended),
     )

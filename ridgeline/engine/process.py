@@ -30,12 +30,13 @@ from ridgeline.engine.service import Service
 from ridgeline.frontend.protocol import Ask, Refused, ToEngine
 
 Build = Callable[[EngineConfig], Engine]
+SERVING: Build = partial(build_engine, serving=True)
 PARENT_POLL_S = 0.5
 TELL_S = 1.0  # how long a failed start waits for somebody to tell
 _log = logging.getLogger("ridgeline.engine")
 
 
-def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
+def main(argv: Sequence[str] | None = None, build: Build = SERVING) -> int:
     """Exit code 0 after a shutdown, 2 for a mistake of the user's, 1 for one of ours. build: the engine."""
     parser = argparse.ArgumentParser(prog="python -m ridgeline.engine.process")
     parser.add_argument("--config-json", required=True, help="an EngineConfig as JSON")
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     socket.set(zmq.LINGER, 500)
     socket.bind(args.socket)
     try:
-        return _serve(config, socket, build or partial(build_engine, serving=True))
+        return _serve(config, socket, build)
     finally:
         socket.close()
         context.term()

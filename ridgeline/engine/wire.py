@@ -17,18 +17,18 @@ def news_of(output: Output) -> News:
     return News(
         id=output.id,
         choice=output.choice,
-        new_tokens=list(output.new_tokens),
+        new_tokens=output.new_tokens,
         finish=None if output.finish is None else str(output.finish),
         stop_token=output.stop_token,
         error=output.error,
-        logprobs=[_logprobs(row) for row in output.logprobs],
-        prompt_logprobs=[(position, _logprobs(row)) for position, row in output.prompt_logprobs],
+        logprobs=tuple(map(_logprobs, output.logprobs)),
+        prompt_logprobs=tuple((position, _logprobs(row)) for position, row in output.prompt_logprobs),
         pooled=b"" if output.pooled is None else output.pooled.tobytes(),
         num_prompt=output.num_prompt,
         num_cached=output.num_cached,
         num_output=output.num_output,
-        times_s=dict(output.times_s),
-        account=dict(output.account),
+        times_s=dict(output.times_s) or None,
+        account=dict(output.account) or None,
     )
 
 

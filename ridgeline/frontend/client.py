@@ -22,6 +22,7 @@ from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.base.logs import TEXT, LogStyle
+from ridgeline.frontend.inbox import Inbox
 from ridgeline.frontend.params import to_wire
 from ridgeline.frontend.protocol import (
     Abort,
@@ -73,7 +74,7 @@ class EngineClient:
         self._socket.connect(address)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[ToClient]).decode
-        self._requests: dict[str, asyncio.Queue[News | Exception]] = {}
+        self._requests: dict[str, Inbox[News]] = {}
         self._asks: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._dead: str | None = None
         self._gone = asyncio.Event()
@@ -174,12 +175,12 @@ class EngineClient:
         """News of all choices until each is closed. Closing the generator before that aborts the request.
         arrived_s: when somebody first asked for it, by the machine's monotonic clock.
 
-        Raises RequestError when the engine refuses it, EngineDeadError when the engine is gone or stuck.
+        Raises RequestError when the engine refuses it, or when its reader is so far behind that it was
+        aborted; EngineDeadError when the engine is gone or stuck.
         """
         self._check_alive()
         assert request_id not in self._requests, "ids are the caller's to keep apart"
-        queue: asyncio.Queue[News | Exception] = asyncio.Queue()
-        self._requests[request_id] = queue
+        inbox = self._requests[request_id] = Inbox()
         open_choices = set(range(max(1, params.n)))
         try:
             self._send(
@@ -190,13 +191,13 @@ class EngineClient:
                 )
             )  # fmt: skip
             while open_choices:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    open_choices.clear()
-                    raise item
-                if item.finish is not None:
-                    open_choices.discard(item.choice)
-                yield item
+                for item in await inbox.take():
+                    if isinstance(item, Exception):
+                        open_choices.clear()
+                        raise item
+                    if item.finish is not None:
+                        open_choices.discard(item.choice)
+                    yield item
         finally:
             del self._requests[request_id]
             if open_choices and self._dead is None:
@@ -245,29 +246,30 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                for message in self._decode(await self._socket.recv()):
+                messages = self._decode(await self._socket.recv())
+                for message in messages:
                     self._deliver(message)
-        except (msgspec.DecodeError, zmq.ZMQError) as error:
-            self._fail(f"what the engine sends cannot be read: {error}")
+                if messages and isinstance(messages[-1], News):  # then all are: a step's
+                    self._moved_s = self._clock.now()
+        except Exception as error:  # nobody would hear anything any more
+            self._fail(f"what the engine sends cannot be read: {type(error).__name__}: {error}")
 
     def _deliver(self, message: ToClient) -> None:
         if isinstance(message, Answer):
             if (future := self._asks.get(message.id)) is not None and not future.done():
                 future.set_result(message.info)
             return
-        item: News | RequestError
-        if isinstance(message, News):
-            item, self._moved_s = message, self._clock.now()
-        else:
-            item = _refusal(message)
-        if (queue := self._requests.get(message.id)) is not None:
-            queue.put_nowait(item)
-        elif (
-            isinstance(item, RequestError)
-            and (ask := self._asks.get(message.id)) is not None
-            and not ask.done()
-        ):
-            ask.set_exception(item)
+        inbox = self._requests.get(message.id)
+        if isinstance(message, Refused):
+            if inbox is not None:
+                inbox.fail(_refusal(message))
+            elif (ask := self._asks.get(message.id)) is not None and not ask.done():
+                ask.set_exception(_refusal(message))
+        elif inbox is not None:
+            inbox.put(message)
+            if inbox.full:
+                inbox.fail(RequestError("the reader is too far behind", code="reader_too_slow", status=408))
+                self.abort(message.id)
 
     # ---- its death
 
@@ -277,8 +279,8 @@ class EngineClient:
             return
         self._dead = reason
         self._gone.set()
-        for queue in self._requests.values():
-            queue.put_nowait(EngineDeadError(reason))
+        for inbox in self._requests.values():
+            inbox.fail(EngineDeadError(reason))
         for future in self._asks.values():
             if not future.done():
                 future.set_exception(EngineDeadError(reason))

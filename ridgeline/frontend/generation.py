@@ -173,7 +173,7 @@ class Choice:
             abort_keep=keep,
         )
 
-    def _take_plain(self, tokens: list[int], side: "_TextSide") -> Delta:
+    def _take_plain(self, tokens: Sequence[int], side: "_TextSide") -> Delta:
         """The common news: tokens in the middle of a text that nothing but the engine ends."""
         text = side.feed_plain(tokens)
         if text:

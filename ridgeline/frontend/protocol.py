@@ -4,6 +4,8 @@ Sockets: the engine binds one ROUTER (ipc); each client connects a DEALER. A fra
 union value, or a list of them: the engine sends all news of a step for one client as one frame.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ridgeline.spec.sampling import SamplingParams
@@ -91,23 +93,24 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True):
-    """One choice's news of a step, as schedule.request.Output. finish: stop, length, abort, error or None.
-    pooled: the vector that was asked for, float32 of this machine's byte order."""
+    """One choice's news of a step, as schedule.request.Output; most bring a token alone, so that what is not
+    there must cost nothing. finish: stop, length, abort, error or None. pooled: the vector that was asked
+    for, float32 of this machine's byte order."""
 
     id: str
     choice: int = 0
-    new_tokens: list[int] = []
+    new_tokens: Sequence[int] = ()
     finish: str | None = None
     stop_token: int | None = None
     error: str | None = None
-    logprobs: list[Logprobs] = []
-    prompt_logprobs: list[tuple[int, Logprobs]] = []
+    logprobs: Sequence[Logprobs] = ()
+    prompt_logprobs: Sequence[tuple[int, Logprobs]] = ()
     pooled: bytes = b""
     num_prompt: int = 0
     num_cached: int = 0
     num_output: int = 0
-    times_s: dict[str, float] = {}
-    account: dict[str, float | int | str] = {}
+    times_s: dict[str, float] | None = None
+    account: dict[str, float | int | str] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

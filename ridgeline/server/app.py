@@ -27,11 +27,12 @@ from ridgeline.api.messages import Messages
 from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.responses import Responses
+from ridgeline.api.resume import Streams
 from ridgeline.api.schema import describe_bodies
 from ridgeline.api.score import score
-from ridgeline.api.stream import ClientGone, EventStream, until_gone
+from ridgeline.api.stream import RESUME, ClientGone, EventStream, until_gone
 from ridgeline.api.tokens import detokenize, tokenize
-from ridgeline.base.errors import EngineDeadError, RequestError
+from ridgeline.base.errors import EngineDeadError, RequestError, invalid_value
 from ridgeline.server.access import OPEN, Access
 from ridgeline.server.health import Health
 from ridgeline.server.journal import Journal
@@ -54,6 +55,7 @@ def build_app(
     _add_generation(app, api)
     _add_messages(app, api)
     _add_responses(app, api)
+    _add_streams(app, api.streams)
     _add_model(app, api)
     _add_operation(app, api, health, keys)
     describe_bodies(app)
@@ -65,36 +67,34 @@ def build_app(
 
 
 def _add_generation(app: FastAPI, api: OpenAI) -> None:
-    limits = api.served.limits
     @app.post("/v1/completions", tags=["generate"])
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
-        return await _generate(request, limits, api.completion)
+        return await _generate(api, request, api.completion)
 
     @app.post("/v1/embeddings", tags=["generate"])
     async def post_embeddings(request: Request) -> Response:
         """Texts as vectors."""
-        return await _generate(request, limits, partial(embeddings, api))
+        return await _generate(api, request, partial(embeddings, api))
 
     @app.post("/v1/score", tags=["generate"])
     async def post_score(request: Request) -> Response:
         """How likely continuations of contexts are."""
-        return await _generate(request, limits, partial(score, api))
+        return await _generate(api, request, partial(score, api))
 
     @app.post("/v1/chat/completions", tags=["generate"])
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await _generate(request, limits, api.chat)
+        return await _generate(api, request, api.chat)
 
 
 def _add_messages(app: FastAPI, api: OpenAI) -> None:
-    limits = api.served.limits
     messages = Messages(api)
 
     @app.post("/v1/messages", tags=["generate"])
     async def create_message(request: Request) -> Response:
         """Answer a conversation, in Anthropic's dialect."""
-        return await _generate(request, limits, messages.create)
+        return await _generate(api, request, messages.create)
 
     @app.post("/v1/messages/count_tokens", tags=["model"])
     async def count_tokens(request: Request) -> Response:
@@ -103,13 +103,12 @@ def _add_messages(app: FastAPI, api: OpenAI) -> None:
 
 
 def _add_responses(app: FastAPI, api: OpenAI) -> None:
-    limits = api.served.limits
     responses = Responses(api)
 
     @app.post("/v1/responses", tags=["generate"])
     async def create_response(request: Request) -> Response:
         """Answer a conversation, and keep it for the next turn."""
-        return await _generate(request, limits, responses.create)
+        return await _generate(api, request, responses.create)
 
     @app.get("/v1/responses/{response_id}", tags=["generate"])
     async def get_response(request: Request, response_id: str) -> Response:
@@ -204,14 +203,42 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> Non
 
 
 async def _generate(
-    request: Request, limits: Limits, endpoint: Callable[[bytes, Caller], Coroutine[Any, Any, Reply]]
+    api: OpenAI, request: Request, endpoint: Callable[[bytes, Caller], Coroutine[Any, Any, Reply]]
 ) -> Response:
-    body = await _body(request, limits)
+    keep = request.headers.get(RESUME)
+    if keep not in (None, "keep"):
+        raise invalid_value(RESUME, 'the header is "keep", or is left out')
+    body, caller = await _body(request, api.served.limits), request.scope["caller"]
     try:
-        reply = await until_gone(request.receive, endpoint(body, request.scope["caller"]))
+        reply = await until_gone(request.receive, endpoint(body, caller))
     except ClientGone:
         return Response(status_code=499)  # nobody reads this
-    return _json(reply) if isinstance(reply, bytes) else EventStream(reply)
+    if isinstance(reply, bytes):
+        return _json(reply)
+    if keep is None:
+        return EventStream(reply)
+    name, events = await api.streams.keep(caller, reply)
+    return EventStream(events, name)
+
+
+def _add_streams(app: FastAPI, streams: Streams) -> None:
+    @app.get("/v1/ridgeline/streams/{name}", tags=["operation"])
+    async def resume(request: Request, name: str) -> Response:
+        """The rest of a kept stream: the events after the first `from`, or after Last-Event-ID."""
+        place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
+        if not (place.isascii() and place.isdigit() and len(place) < 10):
+            raise invalid_value("from", "how many events are there already, a whole number")
+        try:
+            rest = streams.resume(request.scope["caller"], name, int(place))
+            return EventStream(await until_gone(request.receive, rest), name)
+        except ClientGone:
+            return Response(status_code=499)  # nobody reads this
+
+    @app.delete("/v1/ridgeline/streams/{name}", tags=["operation"])
+    async def end_stream(request: Request, name: str) -> Response:
+        """End the request of a kept stream, and forget its events."""
+        streams.end(request.scope["caller"], name)
+        return _json(to_json({"id": name, "object": "ridgeline.stream", "deleted": True}))
 
 
 async def _body(request: Request, limits: Limits) -> bytes:

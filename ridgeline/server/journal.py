@@ -22,7 +22,8 @@ class Journal:
     """ASGI layer around all others. routes: paths that may be written as they are. quiet: those of probes.
     prompts: bodies are written too.
 
-    Reads from the scope what lies deeper has put there: "caller", "request_id", "route", "error_code".
+    Reads from the scope what lies deeper has put there: "caller", "request_id", "route", "error_code"; puts
+    there "send", past all layers, for the parts of a stream: only an answer's start is any layer's business.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Journal:
             await self._app(scope, receive, send)
             return
         began_s, status, body = self._clock.now(), GONE, bytearray()
+        scope["send"] = send
 
         async def noted_send(message: Message) -> None:
             nonlocal status

@@ -4,6 +4,7 @@ the load.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -61,6 +62,8 @@ async def listen(
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
     ]
     losing = asyncio.create_task(_end_on_loss(server, running))
+    gc.collect()
+    gc.freeze()  # what is there now stays: a collection need not walk it while streams wait
     try:
         await server.serve(sockets=[listener])
     finally:

@@ -36,8 +36,10 @@ class Paced:
 
     max_in_flight = 2
 
-    def __init__(self, capacity: Capacity, step_s: float, times: np.ndarray) -> None:
+    def __init__(self, capacity: Capacity, step_s: float, times: np.ndarray, hidden_size: int) -> None:
         self._capacity = capacity
+        self._vector = np.ones(hidden_size, np.float32)
+        self._pools = np.zeros(capacity.num_rows, bool)
         self._step_s = step_s
         self._times = times
         self._flying: deque[tuple[int, StepPlan, float, float]] = deque()
@@ -49,6 +51,8 @@ class Paced:
     def begin(self, plan: StepPlan, now: float) -> int:
         started_s = max(now, self._free_s)
         self._free_s = started_s + self._step_s
+        for start in plan.row_starts:
+            self._pools[start.row] = start.params.pool is not None
         self._flying.append((self._next, plan, started_s, self._free_s))
         self._next += 1
         return self._next - 1
@@ -64,9 +68,12 @@ class Paced:
         num_new = (plan.sample != 0).astype(np.int32)
         token = FIRST - ord("!") + plan.step % NUM_MARKS
         return StepResult(
-            step=plan.step, num_new=num_new, tokens=np.full(int(num_new.sum()), token, np.int32),
-            failed=np.zeros(plan.num_rows, np.uint8), returned_tickets=plan.copies.ticket, started_s=started_s,
-            finished_s=ends_s)
+            step=plan.step, num_new=num_new,
+            tokens=np.full(int(num_new.sum()), token, np.int32),
+            failed=np.zeros(plan.num_rows, np.uint8), returned_tickets=plan.copies.ticket,
+            pooled=dict.fromkeys(np.flatnonzero(self._pools[plan.row] & (num_new > 0)).tolist(),
+                                 self._vector),
+            started_s=started_s, finished_s=ends_s)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -81,7 +88,8 @@ def paced(config: EngineConfig) -> Engine:
     """A tiny model's engine with another executor under its scheduler."""
     engine = build_engine(config, serving=True)
     times = step_times(os.environ[TIMES]) if TIMES in os.environ else np.zeros(NUM_TIMES)
-    executor = Paced(engine.capacity, float(os.environ.get(STEP_MS, "2")) / 1e3, times)
+    executor = Paced(engine.capacity, float(os.environ.get(STEP_MS, "2")) / 1e3, times,
+                     engine.spec.hidden_size)
     scheduler = Scheduler(
         engine.capacity, KVManager(engine.capacity.layout, engine.capacity.num_pages),
         make_policy(config.policy), max_num_batched_tokens=engine.capacity.max_step_tokens,
