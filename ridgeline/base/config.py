@@ -28,7 +28,8 @@ class EngineConfig:
     False runs the naive quadratic path that recomputes everything at each step (the slow twin). ttft_s,
     tpot_s: targets, what a request is promised; overload: "queue", "shed" or "degrade" requests that are
     certain to miss the first. jump_ahead: False takes a step for each token even where a grammar leaves no
-    choice (the slow twin).
+    choice (the slow twin). deterministic: a request's numbers are the same to the bit, whatever runs beside
+    it, however it is cut and whatever is found in the cache.
     """
 
     model: str | None = None
@@ -58,6 +59,7 @@ class EngineConfig:
     jump_ahead: bool = True
     threads: int | None = None
     seed: int = 0
+    deterministic: bool = False
     trace_file: str | None = None
     trace_texts: bool = False
     chat_template: str | None = None

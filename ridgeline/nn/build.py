@@ -41,8 +41,9 @@ class Model:
     """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
 
     def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
-                 head: Head, gpu: Gpu | None = None) -> None:
-        """gpu: whose kernels run it, None for torch's and the CPU's."""
+                 head: Head, gpu: Gpu | None = None, *, apart: bool = False) -> None:
+        """gpu: whose kernels run it, None for torch's and the CPU's. apart: see blocks.parts."""
+        self.apart = apart
         self.spec = spec
         self.gpu = gpu
         self._blocks = blocks
@@ -55,7 +56,7 @@ class Model:
     @property
     def capturable(self) -> bool:
         """True when a CUDA graph can hold the forward of decodes."""
-        return self.gpu is not None and not self.gpu.interpret and not self.not_capturable
+        return self.gpu is not None and not (self.gpu.interpret or self.apart or self.not_capturable)
 
     @property
     def not_capturable(self) -> tuple[str, ...]:
@@ -94,12 +95,13 @@ class Model:
         return self._head(x_SH, prefill_from)
 
 
-def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None) -> Model:
+def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None, *,
+                apart: bool = False) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted,
     scalars to float32.
 
     gpu: its kernels run the model (plain weights only, on its device). The logits of up to its max_rows rows
-    then share one memory: they last until the next.
+    then share one memory: they last until the next. apart: see blocks.parts.
 
     weights: every parameter of spec.params() by full name, a float tensor or a packed matrix
     (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
@@ -115,7 +117,8 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         for name, block in layer.blocks:
             if getattr(block, "described", False):
                 raise ConfigError(f"layer {index}'s {name} is described for planning, not run yet")
-            module = BLOCKS[block.kind](block, BlockParts(weights, f"layers.{index}.{name}.", linears))
+            parts = BlockParts(weights, f"layers.{index}.{name}.", linears, apart=apart)
+            module = BLOCKS[block.kind](block, parts)
             num_slots = len(block.cache(bytes_per_element=1))
             blocks.append(BuiltBlock(module=module, kind=block.kind, layer=index, first_slot=slot,
                                      num_slots=num_slots))
@@ -128,7 +131,7 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         head = GpuMethod(linears, head, out)
     return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
                  Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor,
-                      spec.logits_softcap), gpu)
+                      spec.logits_softcap, apart=apart), gpu, apart=apart)
 
 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,
