@@ -30,7 +30,8 @@ class EngineConfig:
     certain to miss the first. jump_ahead: False takes a step for each token even where a grammar leaves no
     choice (the slow twin). lora: adapters to load at the start, (name, folder) each; max_loras: how many may
     be loaded at once, also later by an admin call, None for those of `lora` alone; max_lora_rank: of the
-    largest.
+    largest. deterministic: a request's numbers are the same to the bit, whatever runs beside it, however it
+    is cut and whatever is found in the cache.
     """
 
     model: str | None = None
@@ -63,6 +64,7 @@ class EngineConfig:
     max_lora_rank: int = 16
     threads: int | None = None
     seed: int = 0
+    deterministic: bool = False
     trace_file: str | None = None
     trace_texts: bool = False
     chat_template: str | None = None

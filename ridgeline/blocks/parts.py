@@ -31,6 +31,12 @@ class Parts(Protocol):
         """Whose kernels run the block; None where plain torch or the CPU's kernels do."""
         ...
 
+    @property
+    def apart(self) -> bool:
+        """True where not a bit of a row may hang on the rows beside it: all products come from here, whatever
+        else may round by place goes through `blocks.rowwise`, and each token attends by itself."""
+        ...
+
     def linear(self, name: str) -> Linear:
         """x @ W.T (+ bias when the block's params list one)."""
         ...

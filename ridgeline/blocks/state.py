@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.step import CacheRegion, Long, Step
 from ridgeline.kernels.recurrence import (
     Chunks,
@@ -31,13 +32,15 @@ from ridgeline.kernels.recurrence import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """The recurrence of one block. conv_width: tokens that the convolution sees, the current one counted."""
+    """The recurrence of one block. conv_width: tokens that the convolution sees, the current one counted.
+    apart: see blocks.parts."""
 
     channels: int
     conv_width: int
     heads: int
     key_width: int
     value_width: int
+    apart: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,20 +169,20 @@ class RowStates:
         """silu of the causal convolution of all tokens, [T, E]."""
         tail_SWE, chunks = self._tail_SWE, self.shared.chunks
         outs = self._step(
-            lambda tokens, rows: convolve_rows(x_TE[tokens], tail_SWE[:rows], weight_E1W, bias_E))
+            lambda tokens, rows: convolve_rows(x_TE[tokens], tail_SWE[rows], weight_E1W, bias_E))
         if chunks is not None:
             x_CE, rows = x_TE[-len(chunks.place_T):], len(chunks.order_S)
             outs.append(convolve_chunks(x_CE, tail_SWE[-rows:], weight_E1W, bias_E, chunks))
         if self.shared.runs is not None:
             self._moves.append(lambda states: states.convolve(x_TE, weight_E1W, bias_E))
-        return torch.nn.functional.silu(torch.cat(outs))
+        return rowwise(torch.nn.functional.silu, self._shape.apart)(torch.cat(outs))
 
     def scan(self, q_TGK: Tensor, k_TGK: Tensor, v_TMV: Tensor, g_TM: Tensor, b_TM: Tensor | None = None
              ) -> Tensor:
         """The recurrence over all tokens, [T, M, V]."""
         state_SMKV, chunks = self._state_SMKV, self.shared.chunks
         inputs = Inputs(q_TGK=q_TGK, k_TGK=k_TGK, v_TMV=v_TMV, g_TM=g_TM, b_TM=b_TM)
-        outs = self._step(lambda tokens, rows: step_rows(inputs.part(tokens), state_SMKV[:rows]))
+        outs = self._step(lambda tokens, rows: step_rows(inputs.part(tokens), state_SMKV[rows]))
         if chunks is not None:
             last = inputs.part(slice(-len(chunks.place_T), None))
             outs.append(step_chunks(last, state_SMKV[-len(chunks.order_S):], chunks))
@@ -187,9 +190,15 @@ class RowStates:
             self._moves.append(lambda states: states.scan(q_TGK, k_TGK, v_TMV, g_TM, b_TM))
         return torch.cat(outs)
 
-    def _step(self, move: Callable[[slice | Tensor, int], Tensor]) -> list[Tensor]:
+    def _step(self, move: Callable[[slice | Tensor, slice], Tensor]) -> list[Tensor]:
         """What a move brings of the decodes, wave by wave, in the order of their tokens."""
-        outs = [move(tokens, rows) for tokens, rows in self.shared.waves]
+        outs = []
+        for tokens, rows in self.shared.waves:
+            if not self._shape.apart:
+                outs.append(move(tokens, slice(rows)))
+                continue
+            places = range(rows) if isinstance(tokens, slice) else tokens.tolist()
+            outs += [move(slice(token, token + 1), slice(row, row + 1)) for row, token in enumerate(places)]
         return outs if self.shared.runs is None else [torch.cat(outs)[self.shared.runs.back_T]]
 
     def fallen(self, stood: Long) -> Long:

@@ -216,6 +216,9 @@ def _add_machine_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument("--threads", type=count, metavar="N", help="compute threads")
     group.add_argument("--seed", type=int, default=0, help="of requests that bring no seed (0)")
+    group.add_argument("--deterministic", action="store_true",
+                       help="the same request gives the same logits to the bit, alone or beside others, in "
+                       "chunks or whole, from the cache or computed; slower")
     group.add_argument("--trace-file", metavar="FILE", help="write a JSON line for each step and request")
     group.add_argument("--trace-texts", action="store_true",
                        help="token ids in the trace file too, so that it replays exactly")

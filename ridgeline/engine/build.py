@@ -17,6 +17,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import JsonlTrace, Tee, Trace
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.adapters import Adapters, open_slots, start_adapters
+from ridgeline.engine.deterministic import deterministic_device, prove_products
 from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import (
     describe,
@@ -47,6 +48,7 @@ from ridgeline.engine.targets import build_overload
 from ridgeline.frontend.files import load_text
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.kernels.cpu.native import native
+from ridgeline.kernels.gpu import Gpu
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.account import Account, account
@@ -165,15 +167,14 @@ def build_engine(
         with startup.phase("kernels"), told_when_slow("compiling the CPU kernels", shown=config.progress):
             native()  # built here when they are not there yet, so that no other phase takes the blame
     numerics = choose_numerics(config, checkpoint, startup, device)
+    gpu = deterministic_device(config, checkpoint.spec, numerics, device, gpu)
     with startup.phase("profile"):
         profile = machine_profile(threads, startup) if device.type == "cpu" else gpu_profile(device, startup)
     file = _trace_file(config, checkpoint.name, numerics.name, profile)
     with startup.phase("weights"):
-        weights = _weights(config, checkpoint, numerics, device)
+        weights = _weights(config, checkpoint, numerics, device, startup)
     with startup.phase("executor"):
-        model = build_model(
-            checkpoint.spec, cast(Mapping[str, Weight], weights), numerics.activations, gpu, slots
-        )
+        model = _model(config, checkpoint.spec, weights, numerics, gpu, slots)
         capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
         drafter = build_drafter(config, capacity, clock, startup)
         executor = _executor(
@@ -210,16 +211,27 @@ def build_engine(
 
 
 def _weights(
-    config: EngineConfig, checkpoint: Checkpoint, numerics: Numerics, device: torch.device
+    config: EngineConfig, checkpoint: Checkpoint, numerics: Numerics, device: torch.device, startup: Startup
 ) -> Weights:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         size = numerics.activations.itemsize
         check_weights(checkpoint.spec, element_bytes=size, free_bytes=free, total_bytes=total)
-    return load_weights(
+    weights = load_weights(
         checkpoint, numerics.policy, device=device, progress=config.progress,
         cache_dir=cache_dir() / "repacked", seed=config.seed,
     )  # fmt: skip
+    if config.deterministic:
+        prove_products(weights, startup)
+    return weights
+
+
+def _model(
+    config: EngineConfig, spec: ModelSpec, weights: Weights, numerics: Numerics, gpu: Gpu | None,
+    slots: AdapterSlots | None,
+) -> Model:
+    held = cast(Mapping[str, Weight], weights)
+    return build_model(spec, held, numerics.activations, gpu, slots, apart=config.deterministic)
 
 
 def _executor(
@@ -409,6 +421,7 @@ def _info(
         ),
         "prefix_caching": config.prefix_caching and config.cache,
         "cache": config.cache,
+        "deterministic": config.deterministic,
         "policy": config.policy,
         "speculate": config.speculate,
         "startup": startup.as_dict(),

@@ -18,7 +18,7 @@ class Gpu:
 
     interpret: there is no GPU; Triton's interpreter runs the kernels on the CPU, for tests.
     programmatic: kernels start while the one before them drains (programmatic dependent launch). max_rows:
-    most rows of a decode step, for which kernels keep locks.
+    most rows of a decode step, for which kernels keep locks. apart: not a bit of a row may hang on others.
     """
 
     device: torch.device
@@ -27,6 +27,7 @@ class Gpu:
     interpret: bool
     programmatic: bool
     max_rows: int = 1024
+    apart: bool = False
 
     def launch_options(self) -> dict[str, bool]:
         """Keyword arguments of every launch."""

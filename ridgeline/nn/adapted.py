@@ -31,6 +31,10 @@ class AdaptedParts:
     def gpu(self) -> Gpu | None:
         return self._inner.gpu
 
+    @property
+    def apart(self) -> bool:
+        return self._inner.apart
+
     def linear(self, name: str) -> Linear:
         run, slots, seat = self._inner.linear(name), self._slots, self._seat(name)
 

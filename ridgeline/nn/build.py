@@ -43,8 +43,11 @@ class Model:
     """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
 
     def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
-                 head: Head, gpu: Gpu | None = None, adapters: AdapterSlots | None = None) -> None:
-        """gpu: whose kernels run it, None for torch's and the CPU's. adapters: that its tokens may take."""
+                 head: Head, gpu: Gpu | None = None, adapters: AdapterSlots | None = None, *,
+                 apart: bool = False) -> None:
+        """gpu: whose kernels run it, None for torch's and the CPU's. adapters: that its tokens may take.
+        apart: see blocks.parts."""
+        self.apart = apart
         self.spec = spec
         self.gpu = gpu
         self.adapters = adapters
@@ -58,7 +61,7 @@ class Model:
     @property
     def capturable(self) -> bool:
         """True when a CUDA graph can hold the forward of decodes."""
-        return self.gpu is not None and not self.gpu.interpret and not self.not_capturable
+        return self.gpu is not None and not (self.gpu.interpret or self.apart or self.not_capturable)
 
     @property
     def not_capturable(self) -> tuple[str, ...]:
@@ -108,12 +111,13 @@ class Model:
 
 
 def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None,
-                adapters: AdapterSlots | None = None) -> Model:
+                adapters: AdapterSlots | None = None, *, apart: bool = False) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted,
     scalars to float32.
 
     gpu: its kernels run the model (plain weights only, on its device). The logits of up to its max_rows rows
     then share one memory: they last until the next. adapters: slots for some, whose seats are filled in here.
+    apart: see blocks.parts.
 
     weights: every parameter of spec.params() by full name, a float tensor or a packed matrix
     (`LinearMethod`). "head.weight" may be given for a tied model too: the head's own copy in another
@@ -130,7 +134,7 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
             if getattr(block, "described", False):
                 raise ConfigError(f"layer {index}'s {name} is described for planning, not run yet")
             prefix = f"layers.{index}.{name}."
-            plain = BlockParts(weights, prefix, linears)
+            plain = BlockParts(weights, prefix, linears, apart=apart)
             parts = plain if adapters is None else AdaptedParts(plain, prefix, adapters)
             module = BLOCKS[block.kind](block, parts)
             num_slots = len(block.cache(bytes_per_element=1))
@@ -145,7 +149,7 @@ def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu 
         head = GpuMethod(linears, head, out)
     return Model(spec, tuple(blocks), Embedding(embed, dtype, spec.embed_multiplier),
                  Head(ends.tensor("final_norm.weight"), head, spec.norm_eps, spec.logits_divisor,
-                      spec.logits_softcap), gpu, adapters)
+                      spec.logits_softcap, apart=apart), gpu, adapters, apart=apart)
 
 
 def _region(layout: CacheLayout, region_bytes: RegionBytes, dtype: torch.dtype, layer: int,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.blocks.norm_rope.reference import rms_norm
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.nn.linear import Weight, as_method, with_norm
 
 
@@ -48,8 +49,10 @@ class Head:
     capped."""
 
     def __init__(self, norm_H: Tensor, weight: Weight, eps: float, divisor: float,
-                 softcap: float | None = None) -> None:
-        self._project = with_norm(as_method(weight), norm_H, eps)
+                 softcap: float | None = None, *, apart: bool = False) -> None:
+        """apart: see blocks.parts."""
+        self._project = with_norm(as_method(weight, apart=apart), norm_H, eps)
+        self._tanh = rowwise(Tensor.tanh_, apart)
         self._norm_H, self._eps = norm_H, eps
         self._divisor = divisor
         self._softcap = softcap
@@ -64,5 +67,5 @@ class Head:
         if self._divisor != 1.0:
             logits_SV.div_(self._divisor)
         if self._softcap is not None:
-            logits_SV.div_(self._softcap).tanh_().mul_(self._softcap)
+            logits_SV = self._tanh(logits_SV.div_(self._softcap)).mul_(self._softcap)
         return logits_SV

@@ -44,7 +44,7 @@ class GpuMethod:
 
     def _run(self, call: Call, prefill_from: int) -> Tensor:
         """Decodes alone are recorded in a graph; beside chunks, launches cost more than the kernels gain."""
-        decodes = prefill_from >= len(call.x_MK)
+        decodes = prefill_from >= len(call.x_MK) or self.linears.gpu.apart
         return self.linears(call) if decodes else self.linears.by_cublas(call)
 
     def _out(self, x_TK: Tensor) -> Tensor | None:

@@ -18,8 +18,10 @@ from ridgeline.base.errors import CheckpointError
 from ridgeline.blocks.mlp.reference import gated
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.blocks.parts import Linear, LinearAdd
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.kernels.decode_linear import DecodeLinears
 from ridgeline.kernels.gpu import Gpu
+from ridgeline.nn.apart import ApartMethod
 from ridgeline.nn.gpu import GpuMethod
 from ridgeline.quant.stack import Stack
 
@@ -73,10 +75,13 @@ class DenseMethod:
         return functional.linear(x_TK, self.weight_NK)
 
 
-def as_method(weight: Tensor | LinearMethod, linears: DecodeLinears | None = None) -> LinearMethod:
-    """linears: what multiplies plain matrices, None for torch."""
+def as_method(weight: Tensor | LinearMethod, linears: DecodeLinears | None = None, *,
+              apart: bool = False) -> LinearMethod:
+    """linears: what multiplies plain matrices, None for torch; apart: see blocks.parts."""
     if not isinstance(weight, Tensor):
         return weight
+    if linears is None and apart:
+        return ApartMethod(weight)
     return DenseMethod(weight) if linears is None else GpuMethod(linears, weight)
 
 
@@ -96,8 +101,9 @@ class BlockParts:
     """Parts of one block: weights by their full name under `prefix` ("layers.3.attn.")."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str,
-                 linears: DecodeLinears | None = None) -> None:
+                 linears: DecodeLinears | None = None, *, apart: bool = False) -> None:
         """linears: a GPU's, None elsewhere."""
+        self.apart = apart
         self._weights = weights
         self._prefix = prefix
         self._linears = linears
@@ -118,7 +124,8 @@ class BlockParts:
         if isinstance(method, FusedMethod) and bias is None and method.gates(activation):
             return lambda x, prefill_from: method.apply_gated(x, norm_K, eps, activation, prefill_from)
         plain = self.norm_linear(norm, name, eps)
-        return lambda x, prefill_from: gated(plain(x, prefill_from), activation)
+        gate = rowwise(lambda gate_up_TN: gated(gate_up_TN, activation), self.apart)
+        return lambda x, prefill_from: gate(plain(x, prefill_from))
 
     def linear_add(self, name: str, norm: str | None = None, eps: float = 0.0) -> LinearAdd:
         method, bias = self._method(name), self._bias(name)
@@ -134,7 +141,8 @@ class BlockParts:
         weight, bias_EN = self.weight(f"{name}.weight"), self._bias(name)
         matrices = weight.matrices if isinstance(weight, Stack) else self.tensor(f"{name}.weight").unbind()
         biases = [None] * len(matrices) if bias_EN is None else bias_EN.unbind()
-        return [with_bias(as_method(one).apply, bias) for one, bias in zip(matrices, biases, strict=True)]
+        methods = [as_method(one, apart=self.apart) for one in matrices]
+        return [with_bias(method.apply, bias) for method, bias in zip(methods, biases, strict=True)]
 
     def tensor(self, name: str) -> Tensor:
         weight = self.weight(name)
@@ -153,7 +161,7 @@ class BlockParts:
     def _method(self, name: str) -> LinearMethod:
         weight = self.weight(f"{name}.weight")
         assert not isinstance(weight, Stack), "a stack of matrices is for experts"
-        return as_method(weight, self._linears)
+        return as_method(weight, self._linears, apart=self.apart)
 
     def _bias(self, name: str) -> Tensor | None:
         """The bias, where the model has one; weights hold what the spec lists and nothing more."""

@@ -19,7 +19,7 @@ hidden.
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -269,6 +269,8 @@ class GpuExecutor:
         """Some of the plan's rows through the model: (places, [2, places])."""
         part = select(flight.plan, places)
         step = build_step(part, self._rows, self._capacity.layout)
+        if self._model.apart:  # decodes as chunks of one token, by the kernels of prompts
+            step = replace(step, num_decodes=0)
         x_TH = self._model.forward(step)
         hidden_PH = x_TH[stage(part.count.cumsum() - 1, self._device)]
         out_2P = torch.zeros(2, len(places), dtype=torch.int32, device=self._device)

@@ -17,12 +17,13 @@ from ridgeline.spec.cache import CacheLayout
 Long = NDArray[np.int64]
 
 
-def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
+def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout, *, apart: bool = False) -> Step:
     """Gather what the plan's rows feed in; PLACEHOLDERs become the row's last sampled token, on the
     device.
 
     A decode that verifies drafts becomes a row for each of its tokens: all write before any attends, so each
-    sees what it would alone, by the very path of a decode. `runs` says which rows are one sequence's.
+    sees what it would alone, by the very path of a decode. `runs` says which rows are one sequence's. apart:
+    so does every token of a prompt.
     """
     counts, starts = plan.count.astype(np.int64), plan.start.astype(np.int64)
     ends = starts + counts
@@ -30,9 +31,11 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout) -> Step:
     position_T = np.arange(plan.num_tokens) + np.repeat(ends - counts.cumsum(), counts)
     reach_T, row_R = np.maximum(rows.num_prompt[row_T], position_T + 1), plan.row.astype(np.int64)
     num_decodes, runs = plan.num_decodes, None
-    if plan.draft.any():
+    if apart:
+        num_decodes = len(counts)
+    if plan.draft.any() or (apart and len(position_T) > num_decodes):
         runs = counts[:num_decodes]
-        heads = int(counts[:num_decodes].sum())
+        heads = int(runs.sum())
         starts, row_R = (np.concatenate([flat_T[:heads], by_row[num_decodes:]])
                          for flat_T, by_row in ((position_T, starts), (row_T, row_R)))
         counts = np.concatenate([np.ones(heads, np.int64), counts[num_decodes:]])

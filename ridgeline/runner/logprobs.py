@@ -29,7 +29,8 @@ def top_logprobs(logits_SV: Tensor, tokens_S: Tensor, k: int) -> tuple[Tensor, T
     logits_SBX = in_blocks(logits_SV)
     max_SB = logits_SBX.amax(2)
     best_S1, k = max_SB.amax(1, keepdim=True), min(k, logits_SV.shape[1])
-    total_S1 = (logits_SV - best_S1).exp_().sum(1, keepdim=True, dtype=torch.float64)
+    # block by block, because one long sum is dealt to threads and then hangs on their number and on S
+    total_S1 = in_blocks((logits_SV - best_S1).exp_(), 0.0).sum(2, dtype=torch.float64).sum(1, keepdim=True)
     taken_S1 = logits_SV.gather(1, tokens_S.unsqueeze(1))
     ranks_S = (logits_SV > taken_S1).sum(1)
     values, ids = top(logits_SBX, max_SB, k) if k > 0 else (taken_S1[:, :0], tokens_S.unsqueeze(1)[:, :0])

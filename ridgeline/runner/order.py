@@ -12,12 +12,12 @@ from torch import Tensor
 BLOCK = 64
 
 
-def in_blocks(x_RV: Tensor) -> Tensor:
-    """Logits by block, [R, B, X]: a view, or a copy padded with -inf where blocks do not fill the
+def in_blocks(x_RV: Tensor, beyond: float = -torch.inf) -> Tensor:
+    """Logits by block, [R, B, X]: a view, or a copy padded with `beyond` where blocks do not fill the
     vocabulary."""
     missing = -x_RV.shape[1] % BLOCK
     if missing:
-        x_RV = torch.nn.functional.pad(x_RV, (0, missing), value=-torch.inf)
+        x_RV = torch.nn.functional.pad(x_RV, (0, missing), value=beyond)
     return x_RV.unflatten(1, (-1, BLOCK))
 
 

@@ -71,11 +71,13 @@ class _Outcome:
     tested: list[tuple[Step, Places]] = field(default_factory=list)
     masks: Masks | None = None
 
-    def land(self) -> None:
+    def land(self, plan: StepPlan) -> None:
         """States go as far as drafts stand: a row has a new token for each that was fed and does."""
         for step, places in self.tested:
-            step.land(np.array([len(self.tokens[place]) if place in self.tokens else 1
-                                for place in places.tolist()], np.int64))
+            stood = plan.count[places].astype(np.int64)
+            for i in np.flatnonzero(plan.draft[places]).tolist():
+                stood[i] = len(self.tokens[int(places[i])]) if places[i] in self.tokens else 1
+            step.land(stood)
 
     def unbroken(self, places: Places) -> Places:
         """Those without an error so far."""
@@ -186,7 +188,7 @@ class LocalExecutor:
             isolate(sampling, lambda places: self._sample(plan, places, outcome), broken)
             if self.grammars is not None:
                 self._follow(self.grammars, plan, outcome)
-            outcome.land()
+            outcome.land(plan)
             drafting = None if self._drafter is None else \
                 self._drafter.settle(plan, outcome.tokens, outcome.forced, proposals)
         return outcome.result(plan, drafting, started_s, self._clock.now())
@@ -213,7 +215,7 @@ class LocalExecutor:
     def _forward(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Run some of the plan's rows through the model; keep the hidden states that are projected."""
         part = select(plan, places)
-        step = build_step(part, self._rows, self._capacity.layout)
+        step = build_step(part, self._rows, self._capacity.layout, apart=self._model.apart)
         x_TH = self._model.forward(step)
         hidden_SH = x_TH[torch.from_numpy(_tails(part.count.cumsum(), part.draft))]
         if outcome.hidden_SH.shape[0] == 0:
@@ -231,10 +233,10 @@ class LocalExecutor:
             if found and place not in outcome.broken.errors:
                 outcome.prompt_logprobs[place] = found
             first += count
-        if step.runs is None:
+        if step.runs is None or not part.draft.any():
             step.land()
         else:
-            outcome.tested.append((step, places[:part.num_decodes]))
+            outcome.tested.append((step, places[:len(step.runs)]))
 
     def _sample(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Project and sample some rows; their last tokens stay on the device for the next step."""

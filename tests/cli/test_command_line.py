@@ -17,7 +17,7 @@ ENGINE = {
     "--lora", "--max-loras", "--max-lora-rank", "--kv-watermark-bytes", "--kv-cache-dtype", "--block-tokens",
     "--max-num-seqs", "--max-num-batched-tokens", "--no-prefix-caching", "--no-cache", "--policy",
     "--speculate", "--speculate-max", "--no-jump-ahead", "--device", "--ttft", "--tpot", "--overload",
-    "--threads", "--seed", "--trace-file", "--trace-texts", "--no-progress",
+    "--threads", "--seed", "--deterministic", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
 KEY = {"--name", "--priority", "--requests-per-minute", "--tokens-per-minute", "--max-concurrent",
        "--thinking-budget"}  # fmt: skip

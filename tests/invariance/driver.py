@@ -111,15 +111,16 @@ class Run:
 
 class Tiny:
     """One tiny model, run under any setup. The texts that requests have alone are kept. draft_noise: by which
-    the weights of its draft model differ. sharpness: of its distributions. adapters: slots that are
-    filled."""
+    the weights of its draft model differ. sharpness: of its distributions. adapters: slots that are filled.
+    apart: deterministic."""
 
     def __init__(self, spec: ModelSpec, *, draft_noise: float = 0.03, sharpness: float = 1.0,
-                 adapters: AdapterSlots | None = None) -> None:
+                 adapters: AdapterSlots | None = None, apart: bool = False) -> None:
         self.spec = spec
         self.weights = tiny_weights(self.spec)
         self.weights["final_norm.weight"] *= sharpness
-        self.model: Model = build_model(self.spec, self.weights, torch.float32, adapters=adapters)
+        self.model: Model = build_model(
+            self.spec, self.weights, torch.float32, adapters=adapters, apart=apart)
         self.draft_noise = draft_noise
         self._alone: dict[str, Text] = {}
 

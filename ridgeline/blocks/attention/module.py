@@ -18,6 +18,7 @@ from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import rms_norm, rotate
 from ridgeline.blocks.paged import AttentionPlan, plan_attention
 from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.step import CacheRegion, Step
 from ridgeline.kernels.cpu.attention import TokenRows, fits, fused_attention, runs_of
 from ridgeline.kernels.cpu.native import Native, native
@@ -54,6 +55,8 @@ class Attention:
         self._out = parts.linear_add("out", "post_norm" if spec.post_norm else None, spec.norm_eps)
         norm_D = parts.tensor("norm.weight")
         self._dtype = norm_D.dtype
+        self._apart = parts.apart
+        self._sigmoid = rowwise(torch.sigmoid, parts.apart)
         self._rotation = Rotation(spec.rope, norm_D.device)
         sinks_M = parts.tensor("sinks") if spec.sinks else None
         self._scoring = Scoring(scale=spec.scale, softcap=spec.softcap, sinks_M=sinks_M)
@@ -90,7 +93,7 @@ class Attention:
         cos, sin = self._rotation.tables(step.positions_T, step.reach_T)
         group = step.groups[self._region.group]
         if self._native is None:
-            plan = plan_attention(step, group, self._entries, self._spec.window_tokens)
+            plan = plan_attention(step, group, self._entries, self._spec.window_tokens, apart=self._apart)
             return AttentionShared(cos_TD=cos, sin_TD=sin, plan=plan, rows=None)
         rows = TokenRows(
             position_T=step.positions_T.int(),
@@ -128,7 +131,7 @@ class Attention:
             assert shared.plan is not None
             out_TMD = self._attend(qkv_TND, shared.cos_TD, shared.sin_TD, shared.plan)
         if gate_TMD is not None:
-            out_TMD = out_TMD * gate_TMD.sigmoid()
+            out_TMD = out_TMD * self._sigmoid(gate_TMD)
         return self._out(out_TMD.flatten(1), x_TH, step.num_decodes)
 
     def _attend(self, qkv_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor, plan: AttentionPlan) -> Tensor:

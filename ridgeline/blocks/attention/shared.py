@@ -23,6 +23,7 @@ class SharedAttention:
 
     def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
         self._spec = spec
+        self._apart = parts.apart
         self._q = parts.norm_linear("norm", "q", spec.norm_eps)
         self._q_norm_D = parts.tensor("q_norm.weight") if spec.qk_norm else None
         self._out = parts.linear_add("out", "post_norm" if spec.post_norm else None, spec.norm_eps)
@@ -42,7 +43,7 @@ class SharedAttention:
     def prepare(self, step: Step) -> RotatedPlan:
         cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
         plan = plan_attention(step, step.groups[self._group], self._entries, self._spec.window_tokens,
-                              written=True)
+                              written=True, apart=self._apart)
         return RotatedPlan(cos_TR=cos_TR, sin_TR=sin_TR, plan=plan)
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:

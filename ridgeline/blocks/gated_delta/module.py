@@ -4,11 +4,13 @@ and residual; the recurrence and its states are `blocks.state`'s.
 Legend: T tokens, H hidden, M value heads, V value width, G key heads, K key width.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
 from ridgeline.blocks.gated_delta.spec import GatedDeltaSpec
 from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.state import StateBlock, StateShape, StateStep
 from ridgeline.blocks.step import Step
 
@@ -21,7 +23,9 @@ class GatedDelta(StateBlock):
     def __init__(self, spec: GatedDeltaSpec, parts: Parts) -> None:
         super().__init__(StateShape(
             channels=spec.conv_channels, conv_width=spec.conv_width, heads=spec.num_value_heads,
-            key_width=spec.key_dim, value_width=spec.value_dim))
+            key_width=spec.key_dim, value_width=spec.value_dim, apart=parts.apart))
+        self._softplus, self._silu, self._sigmoid, self._unit = (
+            rowwise(function, parts.apart) for function in (softplus, silu, torch.sigmoid, _unit))
         self._spec = spec
         self._in = parts.norm_linear("norm", "in", spec.norm_eps)
         self._out = parts.linear_add("out")
@@ -40,10 +44,11 @@ class GatedDelta(StateBlock):
             x.unflatten(1, (heads, -1)) for x, heads in zip(
                 qkv_TE.split((spec.key_size, spec.key_size, spec.value_size), 1),
                 (spec.num_key_heads, spec.num_key_heads, spec.num_value_heads), strict=True))
-        g_TM = softplus(a_TM + self._dt_bias_M) * self._rate_M
-        o_TMV = states.scan(_unit(q_TGK) * spec.key_dim**-0.5, _unit(k_TGK), v_TMV, g_TM, b_TM.sigmoid())
+        g_TM = self._softplus(a_TM + self._dt_bias_M) * self._rate_M
+        o_TMV = states.scan(self._unit(q_TGK) * spec.key_dim**-0.5, self._unit(k_TGK), v_TMV, g_TM,
+                            self._sigmoid(b_TM))
         o_TMV = rms_norm(o_TMV, (spec.value_dim,), self._norm_V, spec.norm_eps)
-        o_TI = o_TMV.flatten(1).mul_(silu(z_TI))
+        o_TI = o_TMV.flatten(1).mul_(self._silu(z_TI))
         return self._out(o_TI.to(x_TH.dtype), x_TH, step.num_decodes)
 
 

@@ -9,6 +9,7 @@ from torch.nn.functional import rms_norm, silu, softplus
 
 from ridgeline.blocks.mamba2.spec import Mamba2Spec
 from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.state import StateBlock, StateShape, StateStep
 from ridgeline.blocks.step import Step
 
@@ -19,7 +20,8 @@ class Mamba2(StateBlock):
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
         super().__init__(StateShape(
             channels=spec.conv_channels, conv_width=spec.conv_width, heads=spec.num_heads,
-            key_width=spec.state_size, value_width=spec.head_dim))
+            key_width=spec.state_size, value_width=spec.head_dim, apart=parts.apart))
+        self._softplus, self._silu = (rowwise(function, parts.apart) for function in (softplus, silu))
         self._spec = spec
         self._in = parts.norm_linear("norm", "in", spec.norm_eps)
         self._out = parts.linear_add("out")
@@ -41,9 +43,9 @@ class Mamba2(StateBlock):
         x_TI, b_TW, c_TW = xbc_TE.split((spec.inner_size, width, width), 1)
         x_TMP = x_TI.unflatten(1, (spec.num_heads, -1))
         b_TGN, c_TGN = (w.unflatten(1, (spec.num_groups, -1)) for w in (b_TW, c_TW))
-        dt_TM = softplus(dt_TM + self._dt_bias_M)
+        dt_TM = self._softplus(dt_TM + self._dt_bias_M)
         y_TMP = states.scan(c_TGN, b_TGN, x_TMP * dt_TM[..., None], dt_TM * self._rate_M)
-        y_TI = y_TMP.addcmul_(x_TMP, self._skip_M1).flatten(1).mul_(silu(z_TI))
+        y_TI = y_TMP.addcmul_(x_TMP, self._skip_M1).flatten(1).mul_(self._silu(z_TI))
         y_TGX = y_TI.unflatten(1, (spec.num_groups, -1))
         y_TGX = rms_norm(y_TGX, y_TGX.shape[-1:], None, spec.norm_eps) * self._norm_GX
         return self._out(y_TGX.flatten(1).to(x_TH.dtype), x_TH, step.num_decodes)

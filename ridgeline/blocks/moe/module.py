@@ -11,13 +11,13 @@ from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ridgeline.blocks.mlp.reference import gated
 from ridgeline.blocks.moe.reference import route
 from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.step import CacheRegion, Step
 
 
@@ -27,14 +27,16 @@ class Moe:
     def __init__(self, spec: MoeSpec, parts: Parts) -> None:
         self._spec = spec
         self._norm_H = parts.tensor("norm.weight")
-        self._router_EH = parts.tensor("router.weight")
-        self._bias_E = parts.tensor("router.bias") if spec.router.bias else None
+        self._router = parts.linear("router")
         self._choice_bias_E = parts.tensor("router.choice_bias") if spec.router.choice_bias else None
         self._gate_up, self._down = parts.experts("gate_up"), parts.experts("down")
         if spec.shared_size:
             self._shared_gate_up = parts.linear("shared_gate_up")
             self._shared_down = parts.linear("shared_down")
-        self._shared_gate_1H = parts.tensor("shared_gate.weight") if spec.shared_gate else None
+        self._shared_gate = parts.linear("shared_gate") if spec.shared_gate else None
+        self._gated = rowwise(lambda inner: gated(inner, spec.activation), parts.apart)
+        self._sigmoid = rowwise(torch.sigmoid, parts.apart)
+        self._sum = rowwise(lambda x_TKH: x_TKH.sum(1), parts.apart)
         self._num_read = 0
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
@@ -53,8 +55,8 @@ class Moe:
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         h_TH = rms_norm(x_TH, self._norm_H, self._spec.norm_eps)
-        logits_TE = linear(h_TH.float(), self._router_EH, self._bias_E)
-        weights_TK, experts_TK = route(logits_TE, self._spec.router, self._choice_bias_E)
+        logits_TE = self._router(h_TH.float(), step.num_decodes)
+        weights_TK, experts_TK = route(logits_TE, self._spec.router, self._choice_bias_E, self._sigmoid)
         out_TH = self._experts(h_TH, weights_TK, experts_TK, step.num_decodes)
         if self._spec.shared_size:
             out_TH += self._shared(h_TH, step.num_decodes)
@@ -72,16 +74,16 @@ class Moe:
         for expert, (count, decodes) in enumerate(counts_2E.T.tolist()):
             if count:
                 rows = slice(begin, begin + count)
-                inner = gated(self._gate_up[expert](sorted_PH[rows], decodes), self._spec.activation)
+                inner = self._gated(self._gate_up[expert](sorted_PH[rows], decodes))
                 by_token_PH[order_P[rows]] = self._down[expert](inner, decodes)
                 self._num_read += 1
                 begin += count
         by_token_TKH = by_token_PH.view(*experts_TK.shape, -1)
-        return by_token_TKH.mul_(weights_TK[..., None].to(h_TH.dtype)).sum(1)
+        return self._sum(by_token_TKH.mul_(weights_TK[..., None].to(h_TH.dtype)))
 
     def _shared(self, h_TH: Tensor, num_decodes: int) -> Tensor:
-        inner = gated(self._shared_gate_up(h_TH, num_decodes), self._spec.activation)
+        inner = self._gated(self._shared_gate_up(h_TH, num_decodes))
         out_TH = self._shared_down(inner, num_decodes)
-        if self._shared_gate_1H is not None:
-            out_TH *= linear(h_TH.float(), self._shared_gate_1H).sigmoid().to(out_TH.dtype)
+        if self._shared_gate is not None:
+            out_TH *= self._sigmoid(self._shared_gate(h_TH.float(), num_decodes)).to(out_TH.dtype)
         return out_TH

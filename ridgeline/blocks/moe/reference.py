@@ -10,14 +10,16 @@ from torch import Tensor
 
 from ridgeline.blocks.moe.spec import RouterSpec
 from ridgeline.blocks.parts import Linear
+from ridgeline.blocks.rowwise import Rowwise
 
 
-def route(logits_TE: Tensor, spec: RouterSpec, choice_bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(logits_TE: Tensor, spec: RouterSpec, choice_bias_E: Tensor | None = None,
+          sigmoid: Rowwise = torch.sigmoid) -> tuple[Tensor, Tensor]:
     """(weights [T, K] float32, experts [T, K] int64), best first. logits_TE: float32, bias included."""
     if spec.score == "chosen":
         best_TK, experts_TK = logits_TE.topk(spec.top_k, -1)
         return best_TK.softmax(-1) * spec.scale, experts_TK
-    scores_TE = logits_TE.softmax(-1) if spec.score == "softmax" else logits_TE.sigmoid()
+    scores_TE = logits_TE.softmax(-1) if spec.score == "softmax" else sigmoid(logits_TE)
     choice_TE = scores_TE if choice_bias_E is None else scores_TE + choice_bias_E
     if spec.num_groups > 1:
         groups_TGE = choice_TE.unflatten(1, (spec.num_groups, -1))

@@ -16,6 +16,7 @@ from ridgeline.kernels.gpu import Gpu
 
 _TRIGGERS = {"loop": 1, "start": 2, "end": 3}  # PDL of triton.py
 _GATED = 2048  # outputs of a program that gates
+_APART = Choice(form="dot", block_n=64, block_k=64, warps=4, stages=3, norm_apart=True, block_m=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class DecodeLinears:
         """[M, N] in the dtype of the residual, else of x. 16-bit weights and up to 128 rows take a kernel."""
         if call.x_MK.dtype != call.weight.dtype or call.weight.element_size() != 2:
             return call.reference()
-        return self.run(call, self.tuning.choose(call.shape, len(call.x_MK)))
+        apart = self.gpu.apart
+        return self.run(call, _APART if apart else self.tuning.choose(call.shape, len(call.x_MK)))
 
     def run(self, call: Call, choice: Choice) -> Tensor:
         """One linear by the given choice. "tma" without rows of 16-byte steps goes by "dot" with the same

@@ -132,7 +132,8 @@ class PrefillAttention:
             raise ConfigError(f"no prefill attention kernel: {reason}")
         groups, dim = keys_NPGD.shape[2:]
         tile = tile or tile_for(sum(c.count for c in chunks), dim, keys_NPGD.element_size())
-        library = not self._gpu.interpret and dim <= LIBRARY_DIM and torch.backends.cudnn.is_available()
+        own = self._gpu.interpret or self._gpu.apart
+        library = not own and dim <= LIBRARY_DIM and torch.backends.cudnn.is_available()
         choices = tuple(choose(chunk, dtype=dtype, cache_dtype=keys_NPGD.dtype, window=window, sinks=sinks,
                                library=library) for chunk in chunks)
         per_item = tile.heads // (num_heads // groups)
