@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
-from ridgeline.base.errors import ConfigError
-from ridgeline.base.trace import JsonlTrace, Tee, Trace
-from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.base.trace import Trace
 from ridgeline.engine.adapters import Adapters, open_slots, start_adapters
+from ridgeline.engine.capacity import decide_capacity, held_bytes
 from ridgeline.engine.deterministic import deterministic_device, prove_products
 from ridgeline.engine.drafting import build_drafter, check_speculation
 from ridgeline.engine.floors import (
@@ -29,18 +27,14 @@ from ridgeline.engine.floors import (
     steps_of,
     worker_of,
 )
-from ridgeline.engine.host import decide_host, pressure_of
-from ridgeline.engine.machine import available_bytes, num_cores, own_version
+from ridgeline.engine.host import pressure_of
+from ridgeline.engine.machine import num_cores, own_version
 from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
+from ridgeline.engine.recorded import for_replay, origin_of, records_to, trace_file
 from ridgeline.engine.sizes import (
-    GpuRoom,
-    block_tokens,
     check_weights,
-    decide_sizes,
     decide_threads,
-    graph_bytes,
     say_largest_request,
-    step_tokens,
 )
 from ridgeline.engine.snapshots import decide_snapshots
 from ridgeline.engine.startup import Startup
@@ -52,34 +46,28 @@ from ridgeline.kernels.gpu import Gpu
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.account import Account, account
-from ridgeline.ledger.memory import step_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.ledger.steps import Steps
 from ridgeline.ledger.work import Worker
-from ridgeline.models.adapter import slot_bytes
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.nn.build import Model, build_model
 from ridgeline.nn.linear import Weight
 from ridgeline.nn.load import Weights, load_weights
 from ridgeline.nn.progress import told_when_slow
-from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.grammar import Grammars
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.origin import Origin
 from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
-from ridgeline.schedule.records import ForReplay
 from ridgeline.schedule.scheduler import Scheduler
 from ridgeline.schedule.speculate import Speculation
 from ridgeline.schedule.targets import Targets
 from ridgeline.spec.block import ParamSpec
-from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
 
@@ -170,12 +158,12 @@ def build_engine(
     gpu = deterministic_device(config, checkpoint.spec, numerics, device, gpu)
     with startup.phase("profile"):
         profile = machine_profile(threads, startup) if device.type == "cpu" else gpu_profile(device, startup)
-    file = _trace_file(config, checkpoint.name, numerics.name, profile)
+    file = trace_file(config, checkpoint.name, numerics.name, profile)
     with startup.phase("weights"):
         weights = _weights(config, checkpoint, numerics, device, startup)
     with startup.phase("executor"):
         model = _model(config, checkpoint.spec, weights, numerics, gpu, slots)
-        capacity = _capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
+        capacity = decide_capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
         drafter = build_drafter(config, capacity, clock, startup)
         executor = _executor(
             model, capacity, numerics, device, clock, threads, drafter, _grammars(config, checkpoint, threads)
@@ -198,12 +186,12 @@ def build_engine(
         pressure=pressure_of(config, capacity, price, device, startup),
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
-    whole_trace = _records_to(trace, file, _origin(config, capacity, targets, executor, stride, kept_bytes))
+    whole_trace = records_to(trace, file, origin_of(config, capacity, targets, executor, stride, kept_bytes))
     prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
-        loop=Loop(scheduler, executor, clock, whole_trace, prices, _for_replay(config, capacity)),
+        loop=Loop(scheduler, executor, clock, whole_trace, prices, for_replay(config, capacity)),
         executor=executor, device=device, trace=whole_trace, adapters=adapters,
         info=_info(config, checkpoint, capacity, weights, startup)
         | {"max_request_tokens": scheduler.max_request_tokens, "profile": describe(profile, price)},
@@ -259,50 +247,6 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Gra
     )
 
 
-def _capacity(
-    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
-    startup: Startup, slots: AdapterSlots | None,
-) -> Capacity:  # fmt: skip
-    on_gpu = device.type == "cuda"
-    tokens = block_tokens(config, on_gpu=on_gpu)
-    layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=tokens)
-    sizes = decide_sizes(
-        config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
-        room=_gpu_room(config, spec, numerics, weights, device) if on_gpu else None,
-        recorded_bytes=recorded_bytes(
-            spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
-        ) if numerics.name == "packed" else 0,
-        adapter_bytes=slots.num_slots * slot_bytes(spec, config.max_lora_rank) if slots is not None else 0,
-    )  # fmt: skip
-    return Capacity(
-        layout=layout,
-        num_pages=sizes.num_pages,
-        num_rows=config.max_num_seqs,
-        max_step_tokens=sizes.max_num_batched_tokens,
-        max_model_len=sizes.max_model_len,
-        vocab_size=spec.vocab_size,
-        prompt_borders=prompt_borders(spec, sizes.max_model_len),
-        num_host_pages=decide_host(config, layout, free_bytes=available_bytes(), startup=startup),
-        pools=not on_gpu,
-    )
-
-
-def _gpu_room(
-    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device
-) -> GpuRoom:
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    size = numerics.activations.itemsize
-    longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
-    return GpuRoom(
-        total_bytes=total, free_bytes=free, weights_bytes=sum(_held_bytes(weights).values()),
-        step_bytes=step_bytes(
-            spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
-            context=config.max_model_len or spec.max_position),
-        graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
-    )  # fmt: skip
-
-
 def _adapters(
     config: EngineConfig, spec: ModelSpec, slots: AdapterSlots | None, executor: LocalExecutor | GpuExecutor,
     startup: Startup,
@@ -331,61 +275,8 @@ def _prepare(
         startup.choose("decode", "kernel by kernel", f"graphs cannot hold these blocks: {kinds}")
 
 
-def _for_replay(config: EngineConfig, capacity: Capacity) -> ForReplay | None:
-    if config.trace_file is None:
-        return None
-    return ForReplay(block_tokens=capacity.layout.block_tokens, texts=config.trace_texts)
-
-
-def _origin(
-    config: EngineConfig, capacity: Capacity, targets: Targets, executor: LocalExecutor | GpuExecutor,
-    stride: int, kept_bytes: int | None,
-) -> Origin:
-    """What a replay makes the scheduler of again."""
-    return Origin(
-        capacity=capacity, policy=config.policy, targets=targets, overload=config.overload,
-        prefix_caching=config.prefix_caching, cache=config.cache, watermark_bytes=config.kv_watermark_bytes,
-        snapshot_stride=stride, snapshot_bytes=kept_bytes, max_in_flight=executor.max_in_flight,
-    )
-
-
-def _records_to(given: Trace | None, file: JsonlTrace | None, origin: Origin) -> Trace | None:
-    """Where records go; the file's header says how the engine was made."""
-    if file is not None:
-        file.head({"engine": origin.as_json()})
-    traces = [one for one in (given, file) if one is not None]
-    return Tee(*traces) if len(traces) > 1 else traces[0] if traces else None
-
-
-def _trace_file(
-    config: EngineConfig, name: str, numerics: str, profile: MachineProfile
-) -> JsonlTrace | None:
-    if config.trace_file is None:
-        return None
-    rates = {f"{dtype}_flops_per_s": rate for dtype, rate in profile.flops_per_s.items()}
-    about: dict[str, str | int | float] = {
-        "model": name, "numerics": numerics, "profile": profile.name, "threads": profile.threads,
-        "read_bytes_per_s": profile.read_bytes_per_s, **rates,
-    }  # fmt: skip
-    try:
-        return JsonlTrace(config.trace_file, about)
-    except OSError as error:
-        raise ConfigError(f"trace_file cannot be written: {error}") from None
-
-
-def _held_bytes(weights: Weights) -> dict[str, int]:
-    """Bytes of each weight in the form that it is held in."""
-    return {
-        name: sum(
-            part.numel() * part.element_size()
-            for part in ([weight] if isinstance(weight, Tensor) else weight.tensors().values())
-        )
-        for name, weight in weights.items()
-    }
-
-
 def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:
-    held = _held_bytes(weights)
+    held = held_bytes(weights)
 
     def weight_bytes(name: str, param: ParamSpec) -> float:
         return held[name] if name in held else held["embed.weight"]  # a tied head is the embedding
@@ -411,7 +302,7 @@ def _info(
         "max_model_len": capacity.max_model_len,
         "max_num_seqs": capacity.num_rows,
         "max_num_batched_tokens": capacity.max_step_tokens,
-        "weights_bytes": sum(_held_bytes(weights).values()),
+        "weights_bytes": sum(held_bytes(weights).values()),
         "kv_cache_bytes": capacity.num_pages * capacity.layout.page_bytes,
         "host_kv_bytes": capacity.num_host_pages * capacity.layout.page_bytes,
         "num_pages": capacity.num_pages,

@@ -1,0 +1,75 @@
+"""What an engine can hold: its weights counted, its cache, rows and steps sized by the memory there is."""
+
+import torch
+from torch import Tensor
+
+from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.base.config import EngineConfig
+from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.engine.host import decide_host
+from ridgeline.engine.machine import available_bytes
+from ridgeline.engine.numerics import Numerics
+from ridgeline.engine.sizes import GpuRoom, block_tokens, decide_sizes, graph_bytes, step_tokens
+from ridgeline.engine.startup import Startup
+from ridgeline.ledger.memory import step_bytes
+from ridgeline.models.adapter import slot_bytes
+from ridgeline.nn.load import Weights
+from ridgeline.nn.replay import recorded_bytes
+from ridgeline.schedule.executor import Capacity
+from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.model import ModelSpec
+
+
+def decide_capacity(
+    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
+    startup: Startup, slots: AdapterSlots | None,
+) -> Capacity:  # fmt: skip
+    on_gpu = device.type == "cuda"
+    tokens = block_tokens(config, on_gpu=on_gpu)
+    layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=tokens)
+    sizes = decide_sizes(
+        config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
+        room=_gpu_room(config, spec, numerics, weights, device) if on_gpu else None,
+        recorded_bytes=recorded_bytes(
+            spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
+        ) if numerics.name == "packed" else 0,
+        adapter_bytes=slots.num_slots * slot_bytes(spec, config.max_lora_rank) if slots is not None else 0,
+    )  # fmt: skip
+    return Capacity(
+        layout=layout,
+        num_pages=sizes.num_pages,
+        num_rows=config.max_num_seqs,
+        max_step_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        vocab_size=spec.vocab_size,
+        prompt_borders=prompt_borders(spec, sizes.max_model_len),
+        num_host_pages=decide_host(config, layout, free_bytes=available_bytes(), startup=startup),
+        pools=not on_gpu,
+    )
+
+
+def _gpu_room(
+    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device
+) -> GpuRoom:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    size = numerics.activations.itemsize
+    longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
+    return GpuRoom(
+        total_bytes=total, free_bytes=free, weights_bytes=sum(held_bytes(weights).values()),
+        step_bytes=step_bytes(
+            spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
+            context=config.max_model_len or spec.max_position),
+        graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
+    )  # fmt: skip
+
+
+def held_bytes(weights: Weights) -> dict[str, int]:
+    """Bytes of each weight in the form that it is held in."""
+    return {
+        name: sum(
+            part.numel() * part.element_size()
+            for part in ([weight] if isinstance(weight, Tensor) else weight.tensors().values())
+        )
+        for name, weight in weights.items()
+    }
