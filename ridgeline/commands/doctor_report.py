@@ -6,14 +6,18 @@ import asyncio
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.caller import Caller
+from ridgeline.base.clock import since_exec_s
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.units import format_bytes
+from ridgeline.commands.doctor_ledger import start_ledger
 from ridgeline.server.banner import memory_plan
-from ridgeline.server.start import Running, since_exec_s, start
+from ridgeline.server.start import Running, start
 
 PACKAGES = (
     "ridgeline",
@@ -51,10 +55,17 @@ def doctor(config: EngineConfig) -> int:
 
 
 async def _engine(config: EngineConfig) -> None:
+    caller = Caller()
     async with start(config) as running:
-        await running.api.completion(b'{"prompt": [0], "max_tokens": 1}')
-        first_token_s = since_exec_s()
-    for line in (*_model(running), *_seconds(running, first_token_s)):
+        asked_s = since_exec_s()
+        await running.api.completion(b'{"prompt": [0], "max_tokens": 1}', caller)
+        told_s = since_exec_s()
+    (choice,) = running.api.accounts.account(caller, caller.request_id)["choices"]
+    ledger = start_ledger(
+        running.seconds, running.info["startup"], asked_s=asked_s, told_s=told_s,
+        ttft_parts_s=choice["ttft_parts_s"],
+    )  # fmt: skip
+    for line in (*_model(running), *_given(config), "start", *ledger.lines()):
         print(line)
 
 
@@ -81,6 +92,14 @@ def _model(running: Running) -> Iterator[str]:
         yield f"  {name} = {choice['value']}: {choice['why']}"
 
 
+def _given(config: EngineConfig) -> Iterator[str]:
+    """The flags that are not as they would be without them."""
+    plain = EngineConfig()
+    given = {one.name: getattr(config, one.name) for one in fields(config)}
+    shown = [f"{name} = {value}" for name, value in given.items() if value != getattr(plain, name)]
+    yield "given      " + (", ".join(shown) or "nothing: all of it is chosen here")
+
+
 def _floor(profile: Mapping[str, Any]) -> str:
     """What no engine can beat here with these weights."""
     num_bytes, seconds = profile["decode_read_bytes"], profile["decode_floor_s"]
@@ -88,24 +107,6 @@ def _floor(profile: Mapping[str, Any]) -> str:
         f"floor      one sequence reads {format_bytes(num_bytes)} for a token: {seconds * 1e3:.3g} ms at "
         f"{profile['read_bytes_per_s'] / 1e9:.3g} GB/s, at most {1 / seconds:.3g} tokens/s"
     )
-
-
-def _seconds(running: Running, first_token_s: float) -> Iterator[str]:
-    """Every second from exec to the first token, the engine's own phases inside its part."""
-    seconds, phases = running.seconds, running.info["startup"]["phases_s"]
-    yield f"start      {first_token_s:.2f} s from exec to the first token"
-    yield _line("this process: Python and imports", seconds["imports"])
-    yield _line("model headers", seconds["open"])
-    yield _line(f"engine process (the text side took {seconds['text']:.2f} s beside it)", seconds["engine"])
-    for name, spent in phases.items():
-        yield "  " + _line(name, spent)
-    yield "  " + _line("Python, imports and the rest", seconds["engine"] - sum(phases.values()))
-    known = seconds["imports"] + seconds["open"] + seconds["engine"]
-    yield _line("first token", first_token_s - known)
-
-
-def _line(name: str, spent_s: float) -> str:
-    return f"  {spent_s:6.2f} s  {name}"
 
 
 def _version(name: str) -> str:

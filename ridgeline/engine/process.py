@@ -1,9 +1,10 @@
-"""The engine process: `python -m ridgeline.engine.process --config-json ... --socket ipc://...`.
+"""The engine process: `python -m ridgeline.engine --config-json ... --socket ipc://...`.
 
 Owns the life of the process: the socket is bound before the model loads, so that clients may ask at once; it
 ends on request, on SIGTERM, when the model cannot be loaded, and when the process that started it is gone.
 
-The answer to "info" is `build.Engine.info`; that to "stats" is `service.Service.stats`.
+The answer to "info" is `build.Engine.info`, with `imports_s` and `ready_s` in its startup: seconds from exec
+until here, and until it serves; that to "stats" is `service.Service.stats`.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ridgeline.base.clock import WallClock
+from ridgeline.base.clock import WallClock, since_exec_s
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import RidgelineError
 from ridgeline.base.logs import FORMATS, LogStyle, configure
@@ -38,7 +39,8 @@ _log = logging.getLogger("ridgeline.engine")
 
 def main(argv: Sequence[str] | None = None, build: Build = SERVING) -> int:
     """Exit code 0 after a shutdown, 2 for a mistake of the user's, 1 for one of ours. build: the engine."""
-    parser = argparse.ArgumentParser(prog="python -m ridgeline.engine.process")
+    imports_s = since_exec_s()
+    parser = argparse.ArgumentParser(prog="python -m ridgeline.engine")
     parser.add_argument("--config-json", required=True, help="an EngineConfig as JSON")
     parser.add_argument("--socket", required=True, help="the address to bind, such as ipc:///run/engine.sock")
     parser.add_argument(
@@ -60,14 +62,14 @@ def main(argv: Sequence[str] | None = None, build: Build = SERVING) -> int:
     socket.set(zmq.LINGER, 500)
     socket.bind(args.socket)
     try:
-        return _serve(config, socket, build)
+        return _serve(config, socket, build, imports_s)
     finally:
         socket.close()
         context.term()
         _remove_file(args.socket, folder=args.parent_pid is not None)
 
 
-def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]", build: Build) -> int:
+def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]", build: Build, imports_s: float) -> int:
     try:
         engine = build(config)
     except Exception as error:
@@ -76,7 +78,9 @@ def _serve(config: EngineConfig, socket: "zmq.Socket[bytes]", build: Build) -> i
             _log.exception("the engine could not start")
         _tell_failure(socket, str(error) if user_error else f"{type(error).__name__}: {error}")
         return 2 if user_error else 1
-    service = Service(engine.loop, socket, engine.info, WallClock(), engine.grammars, engine.adapters)
+    startup = engine.info["startup"] | {"imports_s": imports_s, "ready_s": since_exec_s()}
+    info = {**engine.info, "startup": startup}
+    service = Service(engine.loop, socket, info, WallClock(), engine.grammars, engine.adapters)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     try:
         service.run()
@@ -122,7 +126,3 @@ def _remove_file(address: str, *, folder: bool) -> None:
     if folder:
         with contextlib.suppress(OSError):
             path.parent.rmdir()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

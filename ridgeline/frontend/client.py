@@ -40,7 +40,7 @@ from ridgeline.spec.sampling import SamplingParams
 
 _LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some others 104
 STALL_S = 120.0
-ENGINE = "ridgeline.engine.process"
+ENGINE = "ridgeline.engine"
 WATCH_S = 1.0
 
 

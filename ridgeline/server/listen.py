@@ -54,7 +54,7 @@ async def listen(
         ssl_keyfile=settings.ssl_keyfile,
     )
     address = url(settings.host, listener, "http" if settings.ssl_certfile is None else "https")
-    greeting = banner(running, address, keyed=bool(settings.api_keys))
+    greeting = banner(running, address, settings)
     say = print if settings.logs.format == "text" else _LOG.info
     server = _Server(options, partial(say, greeting))
     tasks = [

@@ -1,13 +1,11 @@
 """From settings to working endpoints: opens the model's text side and starts its engine, both at once."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ridgeline.api.adapters import adapter_card
@@ -15,7 +13,7 @@ from ridgeline.api.answers import ModelCard
 from ridgeline.api.limits import LIMITS, Limits
 from ridgeline.api.openai import OpenAI
 from ridgeline.api.served import Served
-from ridgeline.base.clock import WallClock
+from ridgeline.base.clock import WallClock, since_exec_s
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.logs import TEXT, LogStyle
@@ -122,9 +120,3 @@ def _served(
         pools=info["pools"],
         limits=limits,
     )
-
-
-def since_exec_s() -> float:
-    """Seconds since this process began, as Linux counts them."""
-    began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,5 @@
 """An engine process whose steps take a fixed time and compute nothing: what HTTP costs, and what clients do
-to a server, without a model. `python -m tests.faults.engine` in the place of `ridgeline.engine.process`.
+to a server, without a model. `python -m tests.faults.engine` in the place of `ridgeline.engine`.
 
 Each token is a character that tells its step, and the time at which each step ended stands in a file, so that
 a client on the same machine can say how long a token was on its way.

@@ -156,6 +156,10 @@ class FakeEngine:
         if self.adapters.pop(name, None) is None:
             raise RequestError(f"no adapter is loaded as {name!r}", param="lora_name", status=404)
 
+    async def lost(self) -> str:
+        """As an EngineKeeper's: there is always an engine."""
+        return await asyncio.get_running_loop().create_future()
+
     async def ask(self, what: str) -> Mapping[str, Any]:
         assert what == "stats"
         return self.stats

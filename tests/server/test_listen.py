@@ -84,7 +84,9 @@ async def test_https_with_a_self_signed_certificate(
             with pytest.raises(httpx.HTTPError):
                 await stranger.get(f"{url.replace('https', 'http')}/health")
         assert len(engine.submitted) == 2
-    assert f"on {url}/v1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"on {url}/v1" in said
+    assert "everybody, without a key; CORS off; bodies up to 8.39 MB, 128 deep" in said
 
 
 async def test_a_client_over_its_limit_hears_when_to_come_again() -> None:
