@@ -6,10 +6,13 @@ be. A record's own text is written by us and quotes none; `fields` (see `said`) 
 
 import json
 import logging
+import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 FORMATS = ("text", "json")
@@ -31,10 +34,20 @@ TEXT = LogStyle()
 
 
 def configure(style: LogStyle) -> None:
-    """From now on this process logs in this style, to standard error."""
+    """From now on this process logs in this style, to standard error; what nobody catches, too."""
     handler = logging.StreamHandler()
     handler.setFormatter(Objects(style) if style.format == "json" else Lines(style))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(style.format == "json")
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if issubclass(kind, SystemExit):
+        return
+    shown = error or kind()
+    logging.getLogger("ridgeline").critical("nobody caught this", exc_info=(kind, shown, trace))
 
 
 def said(fields: Mapping[str, Any]) -> dict[str, Any]:

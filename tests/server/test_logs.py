@@ -5,6 +5,9 @@ import asyncio
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +34,7 @@ KEY = {"authorization": "Bearer key"}
 def _log(style: LogStyle) -> Iterator[io.StringIO]:
     """What a process logs that is configured like this."""
     root, stream = logging.getLogger(), io.StringIO()
-    before, level = root.handlers[:], root.level
+    before, level, hooks = root.handlers[:], root.level, (sys.excepthook, threading.excepthook)
     root.handlers.clear()
     try:
         configure(style)
@@ -40,6 +43,8 @@ def _log(style: LogStyle) -> Iterator[io.StringIO]:
     finally:
         root.handlers[:] = before
         root.setLevel(level)
+        sys.excepthook, threading.excepthook = hooks
+        logging.captureWarnings(False)
 
 
 def _app(prompts: bool = False) -> tuple[ASGIApp, OpenAI, FakeEngine]:
@@ -145,6 +150,26 @@ async def test_prompts_are_written_when_asked_for() -> None:
     assert done["body"] == f'{{"prompt": "{SECRET}"}}'
     assert failed["status"] == 500 and failed["level"] == "error"
     assert failure["exception"] == "ZeroDivisionError" and "secret detail" in failure["trace"][-1]
+
+
+def test_what_nobody_catches_is_an_object_too() -> None:
+    """Of the main thread and of others; a library's warnings as well."""
+    def fail() -> None:
+        raise ValueError(SECRET)
+
+    with _log(LogStyle(format="json")) as log:
+        try:
+            fail()
+        except ValueError as error:
+            sys.excepthook(ValueError, error, error.__traceback__)
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        warnings.warn("a library says", stacklevel=1)
+    main, other, warning = _objects(log)
+    for one in (main, other):
+        assert (one["level"], one["exception"], one["logger"]) == ("critical", "ValueError", "ridgeline")
+    assert "a library says" in warning["message"] and SECRET not in log.getvalue()
 
 
 def test_lines_for_people() -> None:
