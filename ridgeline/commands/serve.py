@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from ridgeline.commands.flags import (
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
+
+    from ridgeline.server.keys import Key
 
 HELP = "serve a model over an OpenAI-compatible HTTP API"
 
@@ -88,20 +91,17 @@ def _add_log_flags(group: argparse._ActionsContainer) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ridgeline.api.limits import limits_of
-    from ridgeline.base.config import api_keys
     from ridgeline.base.logs import LogStyle, configure
     from ridgeline.server.config import ServerConfig
-    from ridgeline.server.keys import plain, read_keys
     from ridgeline.server.serve import serve
 
     logs = LogStyle(format=args.log_format, prompts=args.log_prompts)
     configure(logs)
-    filed = [] if args.api_key_file is None else read_keys(args.api_key_file)
-    given = [plain(key) for key in (*args.api_key, *api_keys())]
     settings = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=tuple({key.digest: key for key in (*given, *filed)}.values()),
+        api_keys=_keys(args),
+        reread_keys=None if args.api_key_file is None else partial(_keys, args),
         allowed_origins=tuple(args.allowed_origin),
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,
@@ -116,6 +116,16 @@ def run(args: argparse.Namespace) -> int:
     )
     config = engine_config(args)
     return serve(config if logs.format == "text" else replace(config, progress=False), settings, _pages)
+
+
+def _keys(args: argparse.Namespace) -> "tuple[Key, ...]":
+    """Of the flags, the environment and, before those, the file."""
+    from ridgeline.base.config import api_keys
+    from ridgeline.server.keys import plain, read_keys
+
+    filed = [] if args.api_key_file is None else read_keys(args.api_key_file)
+    given = [plain(key) for key in (*args.api_key, *api_keys())]
+    return tuple({key.digest: key for key in (*given, *filed)}.values())
 
 
 def _pages() -> "Sequence[BaseRoute]":

@@ -1,5 +1,6 @@
 """What an operator may set about the server itself; the engine's settings are base.config.EngineConfig."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from ridgeline.server.keys import Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """api_keys: none lets every caller in. allowed_origins: none turns CORS off.
+    """api_keys: none lets every caller in; reread_keys: what they are by now, asked at each SIGHUP.
+    allowed_origins: none turns CORS off.
 
     shutdown_s: how long requests may finish after SIGTERM. stall_s: how long work may wait without a finished
     step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
@@ -22,6 +24,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[Key, ...] = ()
+    reread_keys: Callable[[], tuple[Key, ...]] | None = None
     allowed_origins: tuple[str, ...] = ()
     served_name: str | None = None
     shutdown_s: float = 30.0

@@ -62,9 +62,15 @@ class Keys:
     """The keys of a server, each with the count of what it uses. None means that every caller is let in."""
 
     def __init__(self, keys: Iterable[Key] = (), clock: Clock | None = None) -> None:
-        clock = clock or WallClock()
+        self._clock = clock or WallClock()
         self.limited = dict.fromkeys(KINDS, 0)  # refusals by the limit that was met
-        self._keys = [(key, Quota(key, clock, self.limited)) for key in keys]
+        self._keys: list[tuple[Key, Quota]] = []
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """From now on these are the keys; one that stays as it was goes on with what it has used."""
+        before = dict(self._keys)
+        self._keys = [(key, before.get(key) or Quota(key, self._clock, self.limited)) for key in keys]
 
     def caller(self, headers: Mapping[bytes, bytes], request_id: str) -> tuple[Caller, Quota | None] | None:
         """Who holds the key of the Authorization or the x-api-key header, with its quota, or None; the time

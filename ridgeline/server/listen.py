@@ -24,7 +24,7 @@ from ridgeline.server.app import build_app
 from ridgeline.server.banner import banner
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.health import Health
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import Key, Keys
 from ridgeline.server.start import Running
 
 GRACE_S = 5  # for connections to close once their requests have ended
@@ -36,7 +36,7 @@ async def listen(
 ) -> str | None:
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order; or until the engine is
     given up: why."""
-    _check_thoughts(settings, running.api.served)
+    _check_keys(settings.api_keys, running.api.served)
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
     app = build_app(
@@ -55,6 +55,9 @@ async def listen(
     )
     address = url(settings.host, listener, "http" if settings.ssl_certfile is None else "https")
     greeting = banner(running, address, settings)
+    if settings.reread_keys is not None:
+        again = partial(_reread, settings.reread_keys, keys, running.api.served)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
     say = print if settings.logs.format == "text" else _LOG.info
     server = _Server(options, partial(say, greeting))
     tasks = [
@@ -73,12 +76,25 @@ async def listen(
     return None if losing.cancelled() else losing.result()
 
 
-def _check_thoughts(settings: ServerConfig, served: Served) -> None:
-    """A key's budget that this model would overstep in silence is refused."""
-    capped = any(key.thinking_budget is not None for key in settings.api_keys)
+def _check_keys(keys: Sequence[Key], served: Served) -> None:
+    """A key's priority or budget that would be passed over in silence is refused."""
+    if not served.takes_priority and any(key.priority is not None for key in keys):
+        raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
+    capped = any(key.thinking_budget is not None for key in keys)
     if capped and served.thinks and (served.text.tokenizer is None or Tags.of(served.text.tokenizer) is None):
         raise ConfigError("a key has a thinking_budget, and no token could end this model's thoughts: "
                           "leave it out")
+
+
+def _reread(read: Callable[[], tuple[Key, ...]], keys: Keys, served: Served) -> None:
+    try:
+        fresh = read()
+        _check_keys(fresh, served)
+    except ConfigError as error:
+        _LOG.error("the API keys stay as they were: %s", error)
+    else:
+        keys.replace(fresh)
+        _LOG.info("%d API keys from now on", len(fresh))
 
 
 class _Server(uvicorn.Server):

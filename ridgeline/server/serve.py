@@ -55,7 +55,7 @@ async def _serve(
 ) -> str | None:  # fmt: skip
     http = asyncio.create_task(asyncio.to_thread(import_module, "ridgeline.server.listen"))
     made = asyncio.create_task(asyncio.to_thread(pages))
-    asyncio.get_running_loop().set_exception_handler(_broken)
+    asyncio.get_running_loop().set_exception_handler(log_unhandled)
     async with start(
         config, name=settings.served_name, stall_s=settings.stall_s, logs=settings.logs,
         limits=settings.limits, engine=engine,
@@ -92,7 +92,7 @@ def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
         ) from None
 
 
-def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What asyncio caught for nobody, without the words of asyncio's own record: they may quote a request."""
     _LOG.error("%s", context["message"], exc_info=context.get("exception"))
 

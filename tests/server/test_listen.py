@@ -19,7 +19,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import bound
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.keys import plain
+from ridgeline.server.keys import Key, plain
 from ridgeline.server.listen import listen
 from ridgeline.server.serve import check_certificate, serve
 from ridgeline.server.start import Running
@@ -111,6 +111,39 @@ async def test_a_client_over_its_limit_hears_when_to_come_again() -> None:
             assert answer.choices[0].message.content == "hello"
         await one.close()
         await two.close()
+
+
+async def test_keys_are_read_again_at_sighup(caplog: pytest.LogCaptureFixture) -> None:
+    """A key that is gone opens nothing more, one that stays goes on with what it has used; a mistake changes
+    nothing."""
+    old = replace(plain("old"), requests_per_minute=2)
+    found: list[tuple[Key, ...]] = [(old, plain("new")), ()]
+
+    def read() -> tuple[Key, ...]:
+        if keys := found.pop(0):
+            return keys
+        raise ConfigError("it holds no API key")
+
+    async with (
+        _listening(api_keys=(old, plain("gone")), reread_keys=read) as (url, _),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        await _up(client)
+
+        async def status(key: str) -> int:
+            answer = await client.post("/tokenize", json={"prompt": "a"}, headers={"x-api-key": key})
+            return answer.status_code
+
+        assert [await status(key) for key in ("old", "gone", "new")] == [200, 200, 401]
+        os.kill(os.getpid(), signal.SIGHUP)
+        while len(found) == 2:
+            await asyncio.sleep(0.001)
+        assert [await status(key) for key in ("old", "gone", "new", "old")] == [200, 401, 200, 429]
+        os.kill(os.getpid(), signal.SIGHUP)
+        while found:
+            await asyncio.sleep(0.001)
+        assert await status("new") == 200
+    assert "the API keys stay as they were: it holds no API key" in caplog.text
 
 
 async def test_a_budget_that_no_token_ends_is_refused_at_the_start() -> None:

@@ -2,6 +2,7 @@
 also when something fails; unless the operator asked for it."""
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -22,6 +23,7 @@ from ridgeline.base.logs import LogStyle, configure, said
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
 from ridgeline.server.keys import Key, Keys, digest_of
+from ridgeline.server.serve import log_unhandled
 from tests.server.asgi import call
 from tests.server.fake import FakeEngine, fake_api
 
@@ -170,6 +172,25 @@ def test_what_nobody_catches_is_an_object_too() -> None:
     for one in (main, other):
         assert (one["level"], one["exception"], one["logger"]) == ("critical", "ValueError", "ridgeline")
     assert "a library says" in warning["message"] and SECRET not in log.getvalue()
+
+
+async def test_what_asyncio_catches_for_nobody_is_told_without_its_words() -> None:
+    """asyncio's own record shows the task with its exception, words and all."""
+    async def fail() -> None:
+        raise ValueError(SECRET)
+
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    with _log(LogStyle(format="json")) as log:
+        loop.set_exception_handler(lambda *told: (log_unhandled(*told), done.set()))
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+        await done.wait()
+        loop.set_exception_handler(None)
+    (record,) = _objects(log)
+    assert record["exception"] == "ValueError" and "never retrieved" in record["message"]
+    assert SECRET not in log.getvalue()
 
 
 def test_lines_for_people() -> None:
