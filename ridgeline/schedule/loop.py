@@ -157,7 +157,7 @@ class Loop:
         self._num_finished += num_steps
         shares, took_s = np.zeros(num_steps), future.finished_s - future.started_s
         shares[:depth] = [prefill_share(flight.plan, None, None) for flight in flights]
-        self._measured_s += float(took_s.sum())
+        self._measured_s += float(np.add.reduce(took_s))
         self._prefill_s += float(took_s @ shares)
         self._over(aborted=False)
         return Leap(

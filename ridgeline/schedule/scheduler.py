@@ -194,7 +194,7 @@ class Scheduler:
         self._book.waits.now = now
         self._committed, taken = self._begun.popleft()
         assert self._committed == plan.step == result.step, "steps are committed in order"
-        assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
+        assert len(result.num_new) == plan.num_rows and np.add.reduce(result.num_new) == len(result.tokens)
         self._manager.return_tickets(result.returned_tickets.tolist())
         broken = self._manager.lose_tickets(result.lost_tickets.tolist())
         self._manager.step_finished(plan.step)

@@ -4,7 +4,7 @@ Latencies are seconds by their standard names (`base.stats`); counts are of requ
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A request's record, with its tokens' times apart as an array: a trace has millions of them."""
+    """A request's record. times_s: when it got its tokens."""
 
     record: RequestRecord
-    times_s: Seconds
+
+    @property
+    def times_s(self) -> Seconds:
+        return np.array(self.record.token_times_s)
 
     @property
     def complete(self) -> bool:
@@ -37,13 +40,13 @@ class Ended:
         """Tokens that nobody waited for any more: all of a client that went away, and what came behind its
         deadline, which for the i-th token is TTFT + i TPOT after arrival."""
         if not self.complete:
-            return len(self.times_s)
-        if self.good(targets) or targets.ttft_s is None or not len(self.times_s):
+            return self.record.num_output
+        if self.good(targets) or targets.ttft_s is None or not self.record.num_output:
             return 0
-        due_s = self.record.arrived_s + targets.ttft_s
+        times_s, due_s = self.times_s, self.record.arrived_s + targets.ttft_s
         if targets.tpot_s is None:
-            return len(self.times_s) if self.times_s[0] > due_s else 0
-        return int(np.count_nonzero(self.times_s > due_s + np.arange(len(self.times_s)) * targets.tpot_s))
+            return len(times_s) if times_s[0] > due_s else 0
+        return int(np.count_nonzero(times_s > due_s + np.arange(len(times_s)) * targets.tpot_s))
 
 
 class Meter:
@@ -77,8 +80,7 @@ class Meter:
         if isinstance(record, StepRecord):
             self._step(record)
         else:
-            self.ended.append(Ended(record=replace(record, token_times_s=()),
-                                    times_s=np.array(record.token_times_s)))
+            self.ended.append(Ended(record=record))
 
     def _step(self, record: StepRecord) -> None:
         self.num_steps += 1
@@ -98,13 +100,13 @@ class Meter:
         took_s = leap.finished_s - leap.started_s
         self.num_steps += leap.num_steps
         self.num_preemptions += leap.num_preemptions
-        self.busy_s += float(took_s.sum())
+        self.busy_s += float(np.add.reduce(took_s))
         self.prefill_s += float(took_s @ leap.prefill_share)
         self.page_s += float(took_s @ leap.used_pages)
         self.most_pages = max(self.most_pages, int(leap.used_pages.max()))
         self.resident_s += float(took_s @ leap.running)
         self.most_residents = max(self.most_residents, int(leap.running.max()))
-        self.num_rows += int(leap.num_rows.sum())
+        self.num_rows += int(np.add.reduce(leap.num_rows))
         self.row_s += float(took_s @ leap.num_rows)
         self.num_held += sum(map(self._hold, leap.running.tolist()))
 

@@ -40,12 +40,14 @@ class Front(Protocol):
 
 def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int32]:
     """Token ids: those of shared blocks follow from the blocks' ids, all others from the request's number."""
-    place = np.arange(offered.num_prompt, dtype=np.int64)
-    source = np.full(offered.num_prompt, number + 1, np.int64)
+    mixed = np.arange(offered.num_prompt, dtype=np.int64) * _TOKEN_STEP
+    own = (number + 1) * _BLOCK_STEP
     if offered.prefix:
         shared = np.repeat(np.array(offered.prefix, np.int64), offered.block_tokens)[:offered.num_prompt]
-        source[:len(shared)] = -1 - shared
-    mixed = source * _BLOCK_STEP + place * _TOKEN_STEP
+        mixed[:len(shared)] += (-1 - shared) * _BLOCK_STEP
+        mixed[len(shared):] += own
+    else:
+        mixed += own
     return ((mixed ^ (mixed >> 15)) % vocab_size).astype(np.int32)
 
 
@@ -106,7 +108,8 @@ class Clients:
         self._next += 1
         self._progress(self._next, now)
         try:
-            self._front.add(request_of(replace(offered, arrived_s=now), number, self._vocab_size))
+            due = offered if offered.arrived_s == now else replace(offered, arrived_s=now)
+            self._front.add(request_of(due, number, self._vocab_size))
         except RequestError:
             self.num_refused += 1
             return False
