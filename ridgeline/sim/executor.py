@@ -66,7 +66,10 @@ class LedgerExecutor:
         return self._next_ticket - 1
 
     def ready_at(self, ticket: int) -> float:
-        return next(begun.finished_s for begun in self._begun if begun.ticket == ticket)
+        for begun in self._begun:
+            if begun.ticket == ticket:
+                return begun.finished_s
+        raise AssertionError(f"ticket {ticket} is not in flight")
 
     def foresee(self, course: Course, until_s: float) -> Future | None:
         """See `schedule.executor.Oracle`. The times are those that steps have one by one, to the last bit."""
