@@ -16,8 +16,8 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Trace
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.executor import Executor, Oracle
-from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.plan import FAILED, UNDONE, StepPlan, StepResult
 from ridgeline.schedule.records import (
     Came,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.base.stats import POINTS, e2e_s, tpot_s, ttft_parts, ttft_s
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
-from ridgeline.schedule.leap import Leap
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 
 Seconds = NDArray[np.float64]
@@ -129,6 +129,7 @@ class Outcome:
     duration_s: from the first arrival to the last end. slot_utilisation: of the slots that requests hold, by
     steps, those that take part. prefill_share: of the time of steps, that for prompts.
     wasted_tokens: computed again, or past an end; unwanted_tokens: nobody waited for them any more.
+    host: what went to host memory and back (`sim.node.host_traffic`), {} without any.
     ttft_parts: the mean of each part of TTFT, seconds. little_law: `base.stats.LittleLaw`'s report of a
     single engine; empty for several.
     """
@@ -152,6 +153,7 @@ class Outcome:
     unwanted_tokens: int
     kv_occupancy: Mapping[str, float]
     residents: Mapping[str, float]
+    host: Mapping[str, float]
     ttft_parts: Mapping[str, float]
     little_law: Mapping[str, float] = field(compare=False)  # a cluster of one has none, and is equal else
     num_devices: int
@@ -177,12 +179,13 @@ class Outcome:
         return {**fields, **{name: dict(spread) for name, spread in self.latencies.items()},
                 "goodput_per_device": self.goodput_per_device, "good_per_usd": self.good_per_usd,
                 "attainment": self.attainment, "kv_occupancy": dict(self.kv_occupancy),
-                "residents": dict(self.residents), "ttft_parts": dict(self.ttft_parts),
-                "little_law": dict(self.little_law), "cost": dict(self.cost)}
+                "residents": dict(self.residents), "host": dict(self.host),
+                "ttft_parts": dict(self.ttft_parts), "little_law": dict(self.little_law),
+                "cost": dict(self.cost)}
 
 
 def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_refused: int, targets: Targets,
-               num_devices: int, usd_per_hour: float | None,
+               num_devices: int, usd_per_hour: float | None, host: Mapping[str, float],
                little_law: Mapping[str, float] | None = None) -> Outcome:
     """The numbers of one engine or of several beside one another. usd_per_hour: of all devices."""
     ended = [one for meter in meters for one in meter.ended]
@@ -206,7 +209,7 @@ def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_re
         residents={name: sum(meter.residents[name] for meter in meters) for name in ("mean", "max")},
         kv_occupancy={name: sum(meter.occupancy[name] for meter in meters) / len(meters)
                       for name in ("mean", "max")},
-        ttft_parts=_mean_parts(complete), little_law=little_law or {},
+        ttft_parts=_mean_parts(complete), little_law=little_law or {}, host=host,
         num_devices=num_devices, cost=_cost(usd_per_hour, duration_s, tokens, good))
 
 

@@ -19,7 +19,7 @@ from ridgeline.base.errors import ConfigError, RequestError
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
-from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.node import Machine, Node, Serving, host_traffic
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
 from ridgeline.spec.sampling import SamplingParams
 from ridgeline.workload.offered import Offered, Workload
@@ -163,4 +163,5 @@ def simulate(machine: Machine, serving: Serving, workload: Workload,
     return outcome_of(serving.policy, [meter], num_offered=len(workload.requests),
                       num_refused=clients.num_refused, targets=serving.targets,
                       num_devices=machine.num_devices, little_law=node.loop.little_law(),
+                      host=host_traffic([node]),
                       usd_per_hour=None if price is None else price * machine.num_devices)
