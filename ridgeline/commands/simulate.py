@@ -26,9 +26,10 @@ HELP = "run traffic through the live scheduler in virtual time: latencies, goodp
 _ROWS, _STEP_TOKENS = 256, 8192
 _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
-_LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "prefix_caching", "trace",
-         "lengths", "rate", "arrival", "rate_scale", "length_scale", "num_requests", "duration_s", "replicas",
-         "prefill", "decode", "html")  # what an example or a record settles itself
+_LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "host_kv_bytes",
+         "prefix_caching", "trace", "lengths", "rate", "arrival", "rate_scale", "length_scale",
+         "num_requests", "duration_s", "replicas", "prefill", "decode",
+         "html")  # what an example or a record settles itself
 _TAKEN = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}
 
 
@@ -110,6 +111,9 @@ def _add_serving(group: argparse._ActionsContainer) -> None:
                        help=f"most tokens in a step ({_STEP_TOKENS})")
     group.add_argument("--kv", choices=("paged", "contiguous"), default="paged",
                        help="contiguous: a run of memory for the longest request of the load in each slot")
+    group.add_argument("--host-kv-bytes", type=size, default=0, metavar="BYTES",
+                       help="of host memory behind each engine's cache: evicted prefixes, and victims where "
+                       "copying is cheaper than computing again (0)")
     group.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false",
                        help="compute every prompt from its first token")
 
@@ -154,7 +158,8 @@ def _topology(args: argparse.Namespace, model: str) -> "Topology":
     calibration = None if profile is None or reading != "estimate" else profile.calibration
     return topology_of(
         ask, lambda one: machine_of(shop.setup(one), num_rows=args.max_num_seqs, reading=reading,
-                                    max_step_tokens=args.max_num_batched_tokens, calibration=calibration),
+                                    max_step_tokens=args.max_num_batched_tokens, calibration=calibration,
+                                    host_bytes=args.host_kv_bytes),
         replicas=args.replicas, router=args.router,
         prefill=None if args.prefill is None else parse_pool(args.prefill),
         decode=None if args.decode is None else parse_pool(args.decode))

@@ -153,10 +153,12 @@ class PrefixIndex:
         again."""
         entry = self._entries.pop(page)
         del self._pages[entry.group][entry.digest]
-        children = self._children[entry.group][entry.parent]
-        del children[bisect_left(children, (entry.tokens, page))]
-        if not children:
-            del self._children[entry.group][entry.parent]
+        below = self._children[entry.group]
+        children = below[entry.parent]
+        if len(children) == 1:
+            del below[entry.parent]
+        else:
+            del children[bisect_left(children, (entry.tokens, page))]
         name = (entry.group, entry.digest)
         self._gone[name] = self.now
         self._gone.move_to_end(name)

@@ -110,12 +110,17 @@ class StageForm:
 
     def seconds(self, sums_S: NDArray[np.float64]) -> float:
         """Of a step with these sums."""
-        return float(self.total((self.rows_MS @ sums_S)[None])[0])
+        n, y_M = self.num_lines, self.rows_MS @ sums_S
+        total = np.add.reduce(np.maximum(y_M[:n], y_M[n:2 * n])) + y_M[-1]
+        if len(self.cap_C):
+            total += np.add.reduce(np.minimum(y_M[2 * n:-1], self.cap_C))
+        return float(total)
 
     def total(self, y_KM: NDArray[np.float64]) -> NDArray[np.float64]:
         """Of steps [K] whose forms have these values."""
         n = self.num_lines
-        total_K: NDArray[np.float64] = np.maximum(y_KM[:, :n], y_KM[:, n:2 * n]).sum(1) + y_KM[:, -1]
+        total_K: NDArray[np.float64] = np.add.reduce(np.maximum(y_KM[:, :n], y_KM[:, n:2 * n]), 1)
+        total_K += y_KM[:, -1]
         return total_K + np.minimum(y_KM[:, 2 * n:-1], self.cap_C).sum(1) if len(self.cap_C) else total_K
 
 

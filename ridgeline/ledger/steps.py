@@ -89,14 +89,16 @@ class Steps:
         self._decodes: dict[int, tuple[float, int, list[_Decodes]]] = {}
 
     def __call__(self, step: StepShape) -> float:
-        count = np.asarray(step.count)
-        if step.num_sampled == len(count) == int(count.sum()):
+        count, num_sampled = np.asarray(step.count), step.num_sampled
+        num_tokens = int(np.add.reduce(count))
+        if num_sampled == len(count) == num_tokens:
             return float(self.decodes(np.asarray(step.start), 1)[0])
         share, turns = self._share(len(count))
-        beside_s, forms = self._forms_at(int(count.sum()) * share)
-        sums = [_scaled(form, form.summer.vector(step.start, count, step.num_sampled), share)
-                for form in forms]
-        seconds = [max(form.seconds(sums_S), form.host_s) for form, sums_S in zip(forms, sums, strict=True)]
+        beside_s, forms = self._forms_at(num_tokens * share)
+        seconds = []
+        for form in forms:
+            sums_S = _scaled(form, form.summer.vector(step.start, count, num_sampled), share)
+            seconds.append(max(form.seconds(sums_S), form.host_s))
         return max(sum(seconds), turns * max(seconds)) + beside_s
 
     def decodes(self, start: NDArray[Any], num_steps: int) -> NDArray[np.float64]:
@@ -167,7 +169,7 @@ def _decodes(form: StageForm, num_rows: int, share: float) -> _Decodes:
 def _keys(start: NDArray[Any], num_steps: int, window: int | None) -> NDArray[np.float64]:
     """Keys [K] that all rows read in each step; exact, since they are whole numbers."""
     if window is None:
-        first = int(start.sum()) + len(start)
+        first = int(np.add.reduce(start)) + len(start)
         return np.arange(first, first + num_steps * len(start), len(start), dtype=np.float64)
     ahead_K = np.arange(num_steps, dtype=np.int64)
     return np.minimum(start[None] + ahead_K[:, None], window - 1).sum(1).astype(np.float64) + len(start)

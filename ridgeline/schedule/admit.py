@@ -54,7 +54,7 @@ class Admission:
         """Start what has room; adds the tokens to counts. committed: the last step whose tokens are known (a
         request preempted with a token in flight waits for it)."""
         queue, starts = self._book.queue, []
-        left = limits.tokens - int(counts.sum()) if queue and self._rows.num_free else 0
+        left = limits.tokens - int(np.add.reduce(counts)) if queue and self._rows.num_free else 0
         most = self._rows.num_free if limits.starts is None else min(limits.starts, self._rows.num_free)
         first = self._cache and limits.whole and not counts[self._rows.prompting()].any()
         without: list[Request] = []

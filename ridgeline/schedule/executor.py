@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.schedule.leap import Course, Future
+from ridgeline.schedule.course import Course, Future
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.spec.cache import CacheLayout
 

@@ -9,82 +9,23 @@ and one that ends is in no step from there on.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
-from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, Int, StepPlan, StepResult
+from ridgeline.schedule.course import Begun, Course, Future, Landed, Seconds
+from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Policy
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
 from ridgeline.schedule.take import note_step
 from ridgeline.schedule.waits import Wait
-from ridgeline.spec.cache import CacheLayout, Paged
+from ridgeline.spec.cache import Paged
 
-Begun = Sequence[tuple[int, Taken]]
-Seconds = NDArray[np.float64]
 Events = dict[int, list[tuple[int, int]]]  # (row, tokens), by step of a leap
 _NO_COPIES = Copies.none()
-
-
-class Course(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a leap can go, by row [N]. row: the rows. request: theirs. scheduled: positions below it are
-    computed once the row's last step in flight is, the last-th of those. feeds: steps that it can still be
-    planned for, all decodes. late, stop: see above, without an end to the leap. most: steps that a leap may
-    have, for want of pages, or since somebody waits for the first to end."""
-
-    row: Long
-    request: Long
-    scheduled: Long
-    last: Long
-    feeds: Long
-    late: Long
-    stop: Long
-    most: int
-
-
-class Future(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an executor says of the next steps: when each starts and ends [K], and the tokens [K, N], none of
-    which ends a request; a token of a step that brings its row none means nothing."""
-
-    started_s: Seconds
-    finished_s: Seconds
-    tokens: Int
-
-
-class Landed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """After a leap: the steps in flight with their plans, and of each of the K that were planned [K] its
-    rows, the requests that ran and the pages that they held. news: of first tokens and of ends, in order."""
-
-    begun: Begun
-    plans: Sequence[StepPlan]
-    num_rows: Long
-    running: Long
-    used_pages: Long
-    news: Sequence[Output]
-
-
-class Leap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Steps that were committed without a record each [K]: when each started and finished, its rows, and the
-    share of it that was prefill (by tokens); requests that ran and pages that they held after it was planned.
-    num_preemptions: made by those plans. news: of first tokens and ends; that of other tokens is left out."""
-
-    started_s: Seconds
-    finished_s: Seconds
-    num_rows: Long
-    prefill_share: Seconds
-    running: Long
-    used_pages: Long
-    num_preemptions: int
-    news: Sequence[Output]
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.finished_s)
 
 
 def decodes_plan(step: int, taken: Taken) -> StepPlan:
@@ -102,13 +43,15 @@ class Leaper:
     """Finds how far a leap may go, and takes it."""
 
     def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy,
-                 layout: CacheLayout) -> None:
+                 capacity: Capacity) -> None:
+        layout = capacity.layout
         self._rows = rows
         self._book = book
         self._manager = manager
         self._policy = policy
         self._block_tokens = layout.block_tokens
         self._num_groups = len(layout.groups)
+        self._tiered = capacity.num_host_pages > 1
         self._plain = self._num_groups == 1 and layout.groups[0].kind is Paged
 
     def course(self, begun: Begun) -> Course | None:
@@ -129,13 +72,24 @@ class Leaper:
             wrong |= taken.samples[row] != ((late <= place) & (place <= last))
         if np.count_nonzero(wrong) or not all(map(_is_plain, rows.requests(row[rows.slow[row]]))):
             return None
-        stop, most = last + 1 + feeds, NO_MARK
-        if self._manager.grows:
-            most = (self._manager.num_free_pages // (len(row) * self._num_groups) - 1) * self._block_tokens
+        stop, most = last + 1 + feeds, self._most(row, scheduled, feeds)
         if self._book.num_waiting:
             most = min(most, int(stop.min()) - 1)
         return Course(row=row, request=rows.number[row], scheduled=scheduled, last=last, feeds=feeds,
                       late=late, stop=stop, most=most)
+
+    def _most(self, row: Long, scheduled: Long, feeds: Long) -> int:
+        """Steps for which there are pages: with those that are free, or until somebody needs one. None that
+        is cached where it would have to go to the host first."""
+        manager = self._manager
+        if not manager.grows:
+            return NO_MARK
+        free = manager.num_free_pages - (manager.num_cached_pages if self._tiered else 0)
+        most = (free // (len(row) * self._num_groups) - 1) * self._block_tokens
+        if most < self._block_tokens:
+            room = self._rows.reserved[row] - scheduled
+            most = max(most, int(np.where(feeds > room, room, NO_MARK).min()))
+        return most
 
     def _stuck(self) -> bool:
         """Whether those who wait do so for a row, and the plan before has found them so."""
@@ -237,7 +191,8 @@ class Leaper:
         Where a sequence has pages of one kind and drops none, which row has which page is all one, so that
         each asks once for all that it needs from one end to the next, and is indexed once. Steps that come
         soon after an end, or after what was before the leap, go one by one: pages that somebody dropped are
-        free again once the steps then in flight have ended, and prompts' blocks may be cached already."""
+        free again once the steps then in flight have ended, and prompts' blocks may be cached already. (Of
+        pages that are evicted at once, the first one's time is noted.)"""
         manager, depth, num_steps = self._manager, len(begun), len(future.finished_s)
         filled, short = self._filled(begun, course, num_steps), self._short(course.row, fed)
         over = self._over(begun, course, num_steps)

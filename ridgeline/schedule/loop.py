@@ -16,8 +16,8 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Trace
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.executor import Executor, Oracle
-from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.plan import FAILED, UNDONE, StepPlan, StepResult
 from ridgeline.schedule.records import (
     Came,
@@ -157,7 +157,7 @@ class Loop:
         self._num_finished += num_steps
         shares, took_s = np.zeros(num_steps), future.finished_s - future.started_s
         shares[:depth] = [prefill_share(flight.plan, None, None) for flight in flights]
-        self._measured_s += float(took_s.sum())
+        self._measured_s += float(np.add.reduce(took_s))
         self._prefill_s += float(took_s @ shares)
         self._over(aborted=False)
         return Leap(

@@ -20,9 +20,10 @@ from ridgeline.schedule.admit import Admission
 from ridgeline.schedule.assemble import assemble
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.budget import share_tokens
+from ridgeline.schedule.course import Course, Future, Landed
 from ridgeline.schedule.door import Door
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.leap import Course, Future, Landed, Leaper
+from ridgeline.schedule.leap import Leaper
 from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.overload import Overload
 from ridgeline.schedule.plan import StepPlan, StepResult
@@ -91,7 +92,7 @@ class Scheduler:
         self._policy = policy
         self._held = 0
         self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, policy=policy,
-                              layout=capacity.layout)
+                              capacity=capacity)
         self._next_step = 0
         self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1
@@ -194,7 +195,7 @@ class Scheduler:
         self._book.waits.now = now
         self._committed, taken = self._begun.popleft()
         assert self._committed == plan.step == result.step, "steps are committed in order"
-        assert len(result.num_new) == plan.num_rows and int(result.num_new.sum()) == len(result.tokens)
+        assert len(result.num_new) == plan.num_rows and np.add.reduce(result.num_new) == len(result.tokens)
         self._manager.return_tickets(result.returned_tickets.tolist())
         broken = self._manager.lose_tickets(result.lost_tickets.tolist())
         self._manager.step_finished(plan.step)

@@ -48,7 +48,7 @@ class Taker:
         """One more token for each row of `quick`. Columns and map: Python runs no line for each row here."""
         rows, at = self._rows, quick.nonzero()[0]
         new, place = token[at], rows.known[at]
-        rows.make_room(int(rows.known.max()) + 1)
+        rows.make_room(int(np.maximum.reduce(rows.known)) + 1)
         rows.tokens[at, place] = rows.last_token[at] = new
         rows.times_s[at, place] = now
         rows.known += quick

@@ -61,6 +61,12 @@ class Waits:
 
     def end(self, request: "Request") -> None:
         """It waits no more: it runs, or is over."""
+        if request is self._first:
+            self._fold()
+            self._first = None
+        self._close(request)
+
+    def _close(self, request: "Request") -> None:
         reason = request.wait
         assert reason is not None
         spent_s = max(0.0, self.now - request.wait_since_s)
@@ -75,7 +81,7 @@ class Waits:
     def change(self, request: "Request", reason: Wait) -> None:
         """From here on it waits for something else."""
         if request.wait is not reason:
-            self.end(request)
+            self._close(request)
             self.begin(request, reason, self.now)
 
     def settle(self, first: "Request | None", reason: Wait) -> None:

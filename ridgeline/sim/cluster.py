@@ -19,7 +19,7 @@ from ridgeline.base.trace import Record, RequestRecord, StepRecord, Trace
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
 from ridgeline.schedule.speculate import Shape
-from ridgeline.sim.node import Leaps, Machine, Node, Plans, Serving
+from ridgeline.sim.node import Leaps, Machine, Node, Plans, Serving, host_traffic
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
 from ridgeline.sim.run import Clients, Progress
 from ridgeline.workload.offered import Workload
@@ -297,6 +297,10 @@ class Cluster:
         """Of a single engine; empty for several, in which a request may be twice at a time."""
         return self._nodes[0].loop.little_law() if len(self._nodes) == 1 else {}
 
+    def host_traffic(self) -> Mapping[str, float]:
+        """Of all engines."""
+        return host_traffic(self._nodes)
+
     def _watch(self, node: int) -> None:
         """The next event of a prefill engine goes into the heap."""
         if node in self._last:
@@ -315,10 +319,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
-    """What the engines' traces do not tell: requests that could never run, and Little's law of one engine."""
+    """What the engines' traces do not tell: requests that could never run, Little's law of one engine, and
+    what went to host memory."""
 
     num_refused: int
     little_law: Mapping[str, float]
+    host: Mapping[str, float]
 
 
 def drive(topology: Topology, serving: Serving, workload: Workload, traces: Sequence[Trace],
@@ -330,7 +336,8 @@ def drive(topology: Topology, serving: Serving, workload: Workload, traces: Sequ
         clients.run()
     else:
         clients.run_closed(workload.num_at_a_time)
-    return Driven(num_refused=clients.num_refused, little_law=cluster.little_law())
+    return Driven(num_refused=clients.num_refused, little_law=cluster.little_law(),
+                  host=cluster.host_traffic())
 
 
 def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Sequence[Meter],
@@ -339,7 +346,7 @@ def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Se
     return outcome_of(serving.policy, meters, num_offered=len(workload.requests),
                       num_refused=driven.num_refused, targets=serving.targets,
                       num_devices=topology.num_devices, usd_per_hour=topology.usd_per_hour,
-                      little_law=driven.little_law)
+                      little_law=driven.little_law, host=driven.host)
 
 
 def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.ledger.steps import StepSeconds
+from ridgeline.schedule.course import Course, Future
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.leap import Course, Future
 from ridgeline.schedule.plan import Int, Long, StepPlan, StepResult
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbours end up far apart
@@ -35,15 +35,17 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class LedgerExecutor:
-    """A step takes seconds(plan). A row that samples gets a token that depends on its request and place.
-    seen: told of each plan, but of those that are leapt over."""
+    """A step takes seconds(plan) once its pages from and to the host are copied, each in page_s: as on a
+    device, whose stream has the copies before the forward pass. A row that samples gets a token that depends
+    on its request and place. seen: told of each plan, but of those that are leapt over."""
 
     def __init__(self, capacity: Capacity, seconds: StepSeconds, max_in_flight: int = 2,
-                 seen: Callable[[StepPlan], object] = lambda plan: None) -> None:
+                 seen: Callable[[StepPlan], object] = lambda plan: None, page_s: float = 0.0) -> None:
         self.max_in_flight = max_in_flight
         self._capacity = capacity
         self._seconds = seconds
         self._seen = seen
+        self._page_s = page_s
         self._begun: deque[_Begun] = deque()
         self._next_ticket = 0
         self._free_at_s = 0.0
@@ -59,6 +61,8 @@ class LedgerExecutor:
         started_s = max(now, self._free_at_s)
         alone = plan.num_decodes == plan.num_rows
         took_s = float(self._seconds.decodes(plan.start, 1)[0]) if alone else self._seconds(plan)
+        if len(plan.copies):
+            took_s += self._page_s * np.count_nonzero(plan.copies.source_space | plan.copies.target_space)
         self._free_at_s = started_s + took_s
         self._begun.append(_Begun(ticket=self._next_ticket, plan=plan, started_s=started_s,
                                   finished_s=self._free_at_s))
@@ -66,7 +70,10 @@ class LedgerExecutor:
         return self._next_ticket - 1
 
     def ready_at(self, ticket: int) -> float:
-        return next(begun.finished_s for begun in self._begun if begun.ticket == ticket)
+        for begun in self._begun:
+            if begun.ticket == ticket:
+                return begun.finished_s
+        raise AssertionError(f"ticket {ticket} is not in flight")
 
     def foresee(self, course: Course, until_s: float) -> Future | None:
         """See `schedule.executor.Oracle`. The times are those that steps have one by one, to the last bit."""

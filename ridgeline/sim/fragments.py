@@ -71,7 +71,8 @@ def compare_memory(machine: Machine, serving: Serving, workload: Workload) -> Se
     lengths, capacity = [one.num_prompt + one.num_output for one in requests], machine.capacity
     longest, pages = max(lengths), capacity.layout.pages_for
     enough = max(int(SHARE * sum(map(pages, lengths))), 2 * pages(longest)) + 1
-    machine = replace(machine, capacity=replace(capacity, num_pages=min(enough, capacity.num_pages)))
+    machine = replace(machine, capacity=replace(capacity, num_pages=min(enough, capacity.num_pages),
+                                                num_host_pages=0))
     ways = {"contiguous, for the longest": replace(serving, kv="contiguous", reserve_tokens=longest),
             "contiguous, for its own": replace(serving, kv="contiguous", reserve_tokens=None),
             "pages": replace(serving, kv="paged", reserve_tokens=None)}

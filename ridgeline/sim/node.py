@@ -5,25 +5,30 @@ and hands it requests. As in the live engine, what arrives while a step runs is 
 round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
+
+import numpy as np
 
 from ridgeline.base.clock import VirtualClock
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import Trace
 from ridgeline.kv.contiguous import ContiguousManager
 from ridgeline.kv.interface import Manager
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.steps import StepSeconds
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.leap import Leap
 from ridgeline.schedule.loop import Loop
 from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.policies.policy import Needs
 from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.pressure import NO_PRESSURE, Pressure
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.sim.executor import LedgerExecutor
 
@@ -33,7 +38,7 @@ class Machine:
     """What an engine runs on. seconds: of its steps; floor: the least that they could take. max_in_flight:
     steps begun at once, as live. num_devices and their price: for what is said per device and per dollar.
     cache_bytes: of a sequence of so many tokens; link_bytes_per_s: at which all devices together hand caches
-    on, in one direction.
+    on, in one direction. page_s: of a page to host memory or back.
     """
 
     name: str
@@ -45,6 +50,19 @@ class Machine:
     price_usd_per_hour: float | None = None
     cache_bytes: Callable[[int], float] = lambda num_tokens: 0.0
     link_bytes_per_s: float = inf
+    page_s: float = 0.0
+
+    def pressure(self) -> Pressure:
+        """What preemption costs here: computing again by the ledger's floor, or copying there and back."""
+        if not self.capacity.num_host_pages:
+            return NO_PRESSURE
+        page_bytes, floor = self.capacity.layout.page_bytes, self.floor
+
+        def recompute_s(num_tokens: int) -> float:
+            return floor(Shape(start=np.zeros(1, np.int64), count=np.array([num_tokens]), num_sampled=1))
+
+        return Pressure(recompute_s=recompute_s,
+                        swap_s=lambda num_bytes: 2 * num_bytes / page_bytes * self.page_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +85,11 @@ class Serving:
     def manager(self, capacity: Capacity) -> Manager:
         """The cache's bookkeeping."""
         if self.kv == "contiguous":
+            if capacity.num_host_pages:
+                raise ConfigError("contiguous memory has nothing in host memory: leave --host-kv-bytes out")
             return ContiguousManager(capacity.layout, capacity.num_pages, reserve_tokens=self.reserve_tokens)
-        return KVManager(capacity.layout, capacity.num_pages, prefix_caching=self.prefix_caching)
+        return KVManager(capacity.layout, capacity.num_pages, prefix_caching=self.prefix_caching,
+                         num_host_pages=capacity.num_host_pages)
 
 
 @runtime_checkable
@@ -95,11 +116,11 @@ class Node:
         capacity = machine.capacity
         self._executor = executor = LedgerExecutor(
             capacity, machine.seconds, machine.max_in_flight,
-            seen=trace.planned if isinstance(trace, Plans) else lambda plan: None)
+            seen=trace.planned if isinstance(trace, Plans) else lambda plan: None, page_s=machine.page_s)
         self.manager = serving.manager(capacity)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
         scheduler = Scheduler(capacity, self.manager, policy, max_num_batched_tokens=capacity.max_step_tokens,
-                              max_num_seqs=capacity.num_rows)
+                              max_num_seqs=capacity.num_rows, pressure=machine.pressure())
         self.max_request_tokens = scheduler.max_request_tokens
         self.loop = Loop(scheduler, executor, self.clock, trace)
         self._leaps = trace if isinstance(trace, Leaps) else None
@@ -146,3 +167,19 @@ class Node:
         if until_s < float("inf"):
             self.clock.advance_to(until_s)
         return news
+
+
+def host_traffic(nodes: Sequence[Node]) -> dict[str, float]:
+    """What all of them sent to host memory and had back: preemptions by swap, prompt tokens found there,
+    pages each way, and the seconds that the copies took in steps; {} where there is no host memory for it."""
+    found = {"swaps": 0.0, "hit_tokens": 0.0, "out_pages": 0.0, "back_pages": 0.0, "copy_s": 0.0}
+    if not any(node.machine.capacity.num_host_pages for node in nodes):
+        return {}
+    for node in nodes:
+        counts, stats = node.loop.stats(), node.manager.stats
+        found["swaps"] += cast(int, counts["num_swaps"])
+        found["hit_tokens"] += stats.num_host_hit_tokens
+        found["out_pages"] += stats.num_out_pages
+        found["back_pages"] += stats.num_back_pages
+        found["copy_s"] += (stats.num_out_pages + stats.num_back_pages) * node.machine.page_s
+    return found

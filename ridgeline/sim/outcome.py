@@ -4,7 +4,7 @@ Latencies are seconds by their standard names (`base.stats`); counts are of requ
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.base.stats import POINTS, e2e_s, tpot_s, ttft_parts, ttft_s
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
-from ridgeline.schedule.leap import Leap
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 
 Seconds = NDArray[np.float64]
@@ -20,10 +20,13 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A request's record, with its tokens' times apart as an array: a trace has millions of them."""
+    """A request's record. times_s: when it got its tokens."""
 
     record: RequestRecord
-    times_s: Seconds
+
+    @property
+    def times_s(self) -> Seconds:
+        return np.array(self.record.token_times_s)
 
     @property
     def complete(self) -> bool:
@@ -37,13 +40,13 @@ class Ended:
         """Tokens that nobody waited for any more: all of a client that went away, and what came behind its
         deadline, which for the i-th token is TTFT + i TPOT after arrival."""
         if not self.complete:
-            return len(self.times_s)
-        if self.good(targets) or targets.ttft_s is None or not len(self.times_s):
+            return self.record.num_output
+        if self.good(targets) or targets.ttft_s is None or not self.record.num_output:
             return 0
-        due_s = self.record.arrived_s + targets.ttft_s
+        times_s, due_s = self.times_s, self.record.arrived_s + targets.ttft_s
         if targets.tpot_s is None:
-            return len(self.times_s) if self.times_s[0] > due_s else 0
-        return int(np.count_nonzero(self.times_s > due_s + np.arange(len(self.times_s)) * targets.tpot_s))
+            return len(times_s) if times_s[0] > due_s else 0
+        return int(np.count_nonzero(times_s > due_s + np.arange(len(times_s)) * targets.tpot_s))
 
 
 class Meter:
@@ -77,8 +80,7 @@ class Meter:
         if isinstance(record, StepRecord):
             self._step(record)
         else:
-            self.ended.append(Ended(record=replace(record, token_times_s=()),
-                                    times_s=np.array(record.token_times_s)))
+            self.ended.append(Ended(record=record))
 
     def _step(self, record: StepRecord) -> None:
         self.num_steps += 1
@@ -98,13 +100,13 @@ class Meter:
         took_s = leap.finished_s - leap.started_s
         self.num_steps += leap.num_steps
         self.num_preemptions += leap.num_preemptions
-        self.busy_s += float(took_s.sum())
+        self.busy_s += float(np.add.reduce(took_s))
         self.prefill_s += float(took_s @ leap.prefill_share)
         self.page_s += float(took_s @ leap.used_pages)
         self.most_pages = max(self.most_pages, int(leap.used_pages.max()))
         self.resident_s += float(took_s @ leap.running)
         self.most_residents = max(self.most_residents, int(leap.running.max()))
-        self.num_rows += int(leap.num_rows.sum())
+        self.num_rows += int(np.add.reduce(leap.num_rows))
         self.row_s += float(took_s @ leap.num_rows)
         self.num_held += sum(map(self._hold, leap.running.tolist()))
 
@@ -127,6 +129,7 @@ class Outcome:
     duration_s: from the first arrival to the last end. slot_utilisation: of the slots that requests hold, by
     steps, those that take part. prefill_share: of the time of steps, that for prompts.
     wasted_tokens: computed again, or past an end; unwanted_tokens: nobody waited for them any more.
+    host: what went to host memory and back (`sim.node.host_traffic`), {} without any.
     ttft_parts: the mean of each part of TTFT, seconds. little_law: `base.stats.LittleLaw`'s report of a
     single engine; empty for several.
     """
@@ -150,6 +153,7 @@ class Outcome:
     unwanted_tokens: int
     kv_occupancy: Mapping[str, float]
     residents: Mapping[str, float]
+    host: Mapping[str, float]
     ttft_parts: Mapping[str, float]
     little_law: Mapping[str, float] = field(compare=False)  # a cluster of one has none, and is equal else
     num_devices: int
@@ -175,12 +179,13 @@ class Outcome:
         return {**fields, **{name: dict(spread) for name, spread in self.latencies.items()},
                 "goodput_per_device": self.goodput_per_device, "good_per_usd": self.good_per_usd,
                 "attainment": self.attainment, "kv_occupancy": dict(self.kv_occupancy),
-                "residents": dict(self.residents), "ttft_parts": dict(self.ttft_parts),
-                "little_law": dict(self.little_law), "cost": dict(self.cost)}
+                "residents": dict(self.residents), "host": dict(self.host),
+                "ttft_parts": dict(self.ttft_parts), "little_law": dict(self.little_law),
+                "cost": dict(self.cost)}
 
 
 def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_refused: int, targets: Targets,
-               num_devices: int, usd_per_hour: float | None,
+               num_devices: int, usd_per_hour: float | None, host: Mapping[str, float],
                little_law: Mapping[str, float] | None = None) -> Outcome:
     """The numbers of one engine or of several beside one another. usd_per_hour: of all devices."""
     ended = [one for meter in meters for one in meter.ended]
@@ -204,7 +209,7 @@ def outcome_of(policy: str, meters: Sequence[Meter], *, num_offered: int, num_re
         residents={name: sum(meter.residents[name] for meter in meters) for name in ("mean", "max")},
         kv_occupancy={name: sum(meter.occupancy[name] for meter in meters) / len(meters)
                       for name in ("mean", "max")},
-        ttft_parts=_mean_parts(complete), little_law=little_law or {},
+        ttft_parts=_mean_parts(complete), little_law=little_law or {}, host=host,
         num_devices=num_devices, cost=_cost(usd_per_hour, duration_s, tokens, good))
 
 

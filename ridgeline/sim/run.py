@@ -4,8 +4,10 @@ Clients come when the workload says, or, a fixed number at a time, when another 
 when their patience ends.
 """
 
+import gc
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Protocol
@@ -17,7 +19,7 @@ from ridgeline.base.errors import ConfigError, RequestError
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
-from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.node import Machine, Node, Serving, host_traffic
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
 from ridgeline.spec.sampling import SamplingParams
 from ridgeline.workload.offered import Offered, Workload
@@ -40,12 +42,14 @@ class Front(Protocol):
 
 def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int32]:
     """Token ids: those of shared blocks follow from the blocks' ids, all others from the request's number."""
-    place = np.arange(offered.num_prompt, dtype=np.int64)
-    source = np.full(offered.num_prompt, number + 1, np.int64)
+    mixed = np.arange(offered.num_prompt, dtype=np.int64) * _TOKEN_STEP
+    own = (number + 1) * _BLOCK_STEP
     if offered.prefix:
         shared = np.repeat(np.array(offered.prefix, np.int64), offered.block_tokens)[:offered.num_prompt]
-        source[:len(shared)] = -1 - shared
-    mixed = source * _BLOCK_STEP + place * _TOKEN_STEP
+        mixed[:len(shared)] += (-1 - shared) * _BLOCK_STEP
+        mixed[len(shared):] += own
+    else:
+        mixed += own
     return ((mixed ^ (mixed >> 15)) % vocab_size).astype(np.int32)
 
 
@@ -56,6 +60,18 @@ def request_of(offered: Offered, number: int, vocab_size: int) -> NewRequest:
         params=SamplingParams(max_tokens=offered.num_output, ignore_eos=True, seed=number),
         cache_salt="" if offered.prefix else str(number), tenant=offered.tenant, arrived_s=offered.arrived_s,
         predicted_output=offered.predicted_output)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """A run keeps much and makes no cycles, so that looking for them again and again finds nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Clients:
@@ -73,6 +89,10 @@ class Clients:
 
     def run(self) -> None:
         """Until everything offered has ended. Those that come at one moment are seen together."""
+        with _no_garbage():
+            self._run()
+
+    def _run(self) -> None:
         now = -inf
         while True:
             arrives_s = self._requests[self._next].arrived_s if self._next < len(self._requests) else inf
@@ -106,7 +126,8 @@ class Clients:
         self._next += 1
         self._progress(self._next, now)
         try:
-            self._front.add(request_of(replace(offered, arrived_s=now), number, self._vocab_size))
+            due = offered if offered.arrived_s == now else replace(offered, arrived_s=now)
+            self._front.add(request_of(due, number, self._vocab_size))
         except RequestError:
             self.num_refused += 1
             return False
@@ -142,4 +163,5 @@ def simulate(machine: Machine, serving: Serving, workload: Workload,
     return outcome_of(serving.policy, [meter], num_offered=len(workload.requests),
                       num_refused=clients.num_refused, targets=serving.targets,
                       num_devices=machine.num_devices, little_law=node.loop.little_law(),
+                      host=host_traffic([node]),
                       usd_per_hour=None if price is None else price * machine.num_devices)

@@ -46,7 +46,7 @@ FLAGS = {
         "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
-        "--replicas", "--prefill", "--decode", "--router", "--link", "--html", "--replay",
+        "--replicas", "--prefill", "--decode", "--router", "--link", "--html", "--replay", "--host-kv-bytes",
     },
     "bench": set(),
     **{f"bench {what}": ENGINE | {

@@ -10,11 +10,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.base.trace import Record, RequestRecord, StepRecord
-from ridgeline.schedule.leap import Leap
+from ridgeline.schedule.course import Leap
 from ridgeline.schedule.policies.table import POLICIES
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.targets import Targets
-from ridgeline.sim.node import Machine, Node, Serving
+from ridgeline.sim.node import Machine, Node, Serving, host_traffic
 from ridgeline.sim.outcome import Meter
 from ridgeline.sim.run import Clients
 from ridgeline.spec.cache import Paged, State, Window, plan_layout
@@ -75,7 +75,10 @@ class Heard:
 
     def advance(self, until_s: float) -> list[Output]:
         news = self._node.advance(until_s)
-        self.news += sorted((one.id, one.num_output, one.times_s, one.account) for one in news if one.times_s)
+        for one in sorted((one for one in news if one.times_s), key=lambda one: (one.id, one.num_output)):
+            account = {name: value for name, value in one.account.items() if name != "reuse_limit"}
+            limit = str(one.account.get("reuse_limit", "")).split()[:1]  # evicted, some seconds ago
+            self.news.append((one.id, one.num_output, one.times_s, {**account, "reuse_limit": str(limit)}))
         return news
 
 
@@ -87,7 +90,8 @@ def both_ways(where: Machine, serving: Serving, load: Workload) -> tuple[Meter, 
         heard = Heard(node)
         Clients(heard, load, 1000).run()
         node.loop.check()
-        found.append((heard.news, node.manager.stats, node.loop.little_law(), node.loop.progress()))
+        found.append((heard.news, node.manager.stats, host_traffic([node]), node.loop.little_law(),
+                      node.loop.progress()))
     assert found[0] == found[1]
     return leapt, stepped, every.steps
 
@@ -161,9 +165,11 @@ def check_random(seed: int) -> None:
                    max_step_tokens=draw.choice((8, 24, 200)))
     where = replace(base, capacity=replace(
         base.capacity, layout=plan_layout(LAYOUTS[kind], block_tokens=4),
-        num_pages=draw.choice((40, 90, 400))))
+        num_pages=draw.choice((40, 90, 400))), page_s=draw.choice((0.001, 0.05)))
     serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.5),
                       kv=draw.choice(("paged", "paged", "contiguous")))
+    if serving.kv == "paged":  # with and without memory of the host behind it
+        where = replace(where, capacity=replace(where.capacity, num_host_pages=draw.choice((0, 10, 200))))
     assert_equal(*both_ways(where, serving, mixed(seed, 10, gap_s=draw.choice((2.0, 10.0, 40.0))))[:2])
 
 
