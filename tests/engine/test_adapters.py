@@ -130,6 +130,7 @@ def test_what_a_start_refuses(scene: Scene, tmp_path: Path) -> None:
     twice, one = (("a", "x"), ("a", "y")), (("a", "x"),)
     for config, on_gpu, said in ((EngineConfig(lora=twice), False, "given twice"),
                                  (EngineConfig(lora=one, max_loras=0), False, "no room"),
+                                 (EngineConfig(max_lora_rank=8), False, "needs --lora"),
                                  (EngineConfig(lora=one), True, "on a CPU only")):
         with pytest.raises(ConfigError, match=said):
             open_slots(config, on_gpu=on_gpu)
