@@ -125,7 +125,7 @@ def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
         help="most adapters at once; with it they may be loaded and unloaded while serving (those of --lora)",
     )
     group.add_argument(
-        "--max-lora-rank", type=count, default=16, metavar="RANK", help="largest rank of an adapter (16)"
+        "--max-lora-rank", type=count, metavar="RANK", help="largest rank of an adapter (16)"
     )
 
 

@@ -17,7 +17,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, RequestError, RidgelineError
 from ridgeline.base.units import format_bytes
 from ridgeline.engine.startup import Startup
-from ridgeline.models.adapter import read_adapter, slot_bytes
+from ridgeline.models.adapter import MAX_RANK, read_adapter, slot_bytes
 from ridgeline.schedule.request import NewRequest
 from ridgeline.spec.model import ModelSpec
 
@@ -234,16 +234,24 @@ def start_adapters(
     config: EngineConfig, spec: ModelSpec, slots: AdapterSlots, put: Put, startup: Startup
 ) -> Adapters:
     """The adapters of an engine, with those that it starts with loaded. ConfigError when any cannot be."""
-    adapters = Adapters(slots, spec, max_rank=config.max_lora_rank, put=put, fixed=config.max_loras is None)
+    rank = config.max_lora_rank or MAX_RANK
+    adapters = Adapters(slots, spec, max_rank=rank, put=put, fixed=config.max_loras is None)
     with startup.phase("adapters"):
         try:
             load_all(adapters, config.lora)
         except BaseException:
             adapters.close()
             raise
-    each = format_bytes(slot_bytes(spec, config.max_lora_rank))
-    startup.choose("adapters", slots.num_slots, f"slots of {each}, for ranks up to {config.max_lora_rank}")
+    each = format_bytes(slot_bytes(spec, rank))
+    startup.choose("adapters", slots.num_slots, f"slots of {each}, for ranks up to {rank}")
     return adapters
+
+
+def slots_bytes(config: EngineConfig, spec: ModelSpec, slots: AdapterSlots | None) -> int:
+    """What all slots take when they are full."""
+    if slots is None:
+        return 0
+    return slots.num_slots * slot_bytes(spec, config.max_lora_rank or MAX_RANK)
 
 
 def load_all(adapters: Adapters, given: Sequence[tuple[str, str]]) -> None:
@@ -274,6 +282,8 @@ def open_slots(config: EngineConfig, *, on_gpu: bool) -> AdapterSlots | None:
     if most is not None and most < len(names):
         raise ConfigError(f"--max-loras {most} has no room for the {len(names)} adapters of --lora")
     if not names and not most:
+        if config.max_lora_rank is not None:
+            raise ConfigError("--max-lora-rank needs --lora or --max-loras")
         return None
     if on_gpu:
         raise ConfigError(

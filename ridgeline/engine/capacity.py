@@ -6,13 +6,13 @@ from torch import Tensor
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.config import EngineConfig
 from ridgeline.blocks.norm_rope.spec import prompt_borders
+from ridgeline.engine.adapters import slots_bytes
 from ridgeline.engine.host import decide_host
 from ridgeline.engine.machine import available_bytes
 from ridgeline.engine.numerics import Numerics
 from ridgeline.engine.sizes import GpuRoom, block_tokens, decide_sizes, graph_bytes, step_tokens
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.memory import step_bytes
-from ridgeline.models.adapter import slot_bytes
 from ridgeline.nn.load import Weights
 from ridgeline.nn.replay import recorded_bytes
 from ridgeline.schedule.executor import Capacity
@@ -33,7 +33,7 @@ def decide_capacity(
         recorded_bytes=recorded_bytes(
             spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
         ) if numerics.name == "packed" else 0,
-        adapter_bytes=slots.num_slots * slot_bytes(spec, config.max_lora_rank) if slots is not None else 0,
+        adapter_bytes=slots_bytes(config, spec, slots),
     )  # fmt: skip
     return Capacity(
         layout=layout,

@@ -58,7 +58,7 @@ class _Assembled:
         jump_ahead: bool = True,
         lora: Sequence[tuple[str, str]] = (),
         max_loras: int | None = None,
-        max_lora_rank: int = 16,
+        max_lora_rank: int | None = None,
         threads: int | None = None,
         seed: int = 0,
         deterministic: bool = False,

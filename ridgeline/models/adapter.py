@@ -22,6 +22,7 @@ from ridgeline.spec.model import ModelSpec
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 ELEMENT_BYTES = 4  # pairs are held in float32
+MAX_RANK = 16  # of an adapter, unless told
 RANKS = 16  # the ranks of all pairs of a weight are held in whole sixteens
 _PREFIX = "base_model.model."
 _INERT = (
@@ -106,7 +107,7 @@ def places(spec: ModelSpec) -> dict[str, Place]:
     return found
 
 
-def slot_bytes(spec: ModelSpec, max_rank: int) -> int:
+def slot_bytes(spec: ModelSpec, max_rank: int, *, element_bytes: int = ELEMENT_BYTES) -> int:
     """What one adapter takes at most: pairs of the largest rank at every place."""
     by_weight: dict[str, list[Place]] = {}
     for place in places(spec).values():
@@ -115,7 +116,7 @@ def slot_bytes(spec: ModelSpec, max_rank: int) -> int:
     for pairs in by_weight.values():
         ranks = -(-max_rank * len(pairs) // RANKS) * RANKS
         numbers += pairs[0].columns * ranks + max_rank * sum(place.rows for place in pairs)
-    return ELEMENT_BYTES * numbers
+    return element_bytes * numbers
 
 
 def read_adapter(folder: str | Path, spec: ModelSpec, *, max_rank: int) -> AdapterFile:

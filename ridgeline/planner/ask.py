@@ -93,7 +93,8 @@ class Ask:
     that begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a
     kernel for it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill
     and decode devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour:
-    of one device. arrivals: how the prompts of a closed batch come in: "steady", each when an answer ends;
+    of one device. max_loras: adapters beside the model, of max_lora_rank at the most. arrivals: how the
+    prompts of a closed batch come in: "steady", each when an answer ends;
     "waves", together, as answers of equal lengths end; "bursts", together and before any second token.
     """
 
@@ -127,14 +128,16 @@ class Ask:
     link_bytes_per_s: float | None = None
     skew: float = 0.0
     price_usd_per_hour: float | None = None
+    max_loras: int = 0
+    max_lora_rank: int | None = None
     overrides: Mapping[str, object] = field(default_factory=lambda: _NONE)
 
     def __post_init__(self) -> None:
         for name in ("gpus", "prompt", "output", "batch", "rate", "concurrency", "tp", "pp", "ep", "dp",
-                     "memory_bytes", "ttft_s", "tpot_s", "link_bytes_per_s"):
+                     "memory_bytes", "ttft_s", "tpot_s", "link_bytes_per_s", "max_lora_rank"):
             value = getattr(self, name)
             _need(value is None or 0 < value < inf, f"{flag_of(name)} is {value}: it must be above 0")
-        for name in ("shared_prefix", "workspace_bytes", "skew", "price_usd_per_hour"):
+        for name in ("shared_prefix", "workspace_bytes", "skew", "price_usd_per_hour", "max_loras"):
             value = getattr(self, name)
             _need(value is None or 0 <= value < inf, f"{flag_of(name)} is {value}: it cannot be negative")
         _need(self.memory_bytes is None or self.memory_bytes >= 2**20,
@@ -156,6 +159,7 @@ class Ask:
               f"{' and '.join(given)} contradict one another: each decides the batch; give one")
 
     def _check_together(self) -> None:
+        _need(self.max_loras > 0 or self.max_lora_rank is None, "--max-lora-rank needs --max-loras")
         _need(self.shared_prefix < self.prompt or not self.shared_prefix,
               f"--shared-prefix {self.shared_prefix} is not below --prompt {self.prompt}: a prompt needs a "
               "token of its own")

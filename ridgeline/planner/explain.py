@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from ridgeline.ledger.deployment import LineSeconds
+from ridgeline.models.adapter import MAX_RANK
 from ridgeline.planner.plan import Plan
 from ridgeline.planner.timing import mean_context
 
@@ -53,7 +54,10 @@ def _memory(plan: Plan) -> list[Term]:
         _term("activations", memory.activations, "bytes", "widest block of a step + each sequence's logits",
               f"{room.step_bytes:.4g} B + {rows} x {room.row_bytes:.4g} B", "assumed"),
         _term("workspace", memory.workspace, "bytes", "graphs, libraries, buffers", "usual, or --workspace",
-              EXACT if ask.workspace_bytes is not None else usual)]
+              EXACT if ask.workspace_bytes is not None else usual),
+        *([_term("adapters", memory.adapters, "bytes", "adapters x rank x (in + out) of every linear layer",
+                 f"{ask.max_loras} of rank {ask.max_lora_rank or MAX_RANK}, 16 bits", EXACT, SURE)]
+          if ask.max_loras else [])]
 
 
 def _lines(plan: Plan) -> list[Term]:

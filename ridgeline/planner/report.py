@@ -172,9 +172,10 @@ def _memory(plan: Plan) -> Iterator[str]:
            f"driver {usable}")
     for name, label in (("weights", "weights"), ("kv_needed", "KV cache, needed"),
                         ("kv_rounding", "KV pages' rounding"), ("activations", "activations"),
-                        ("workspace", "workspace"), ("draft", "draft"), ("spare", "spare")):
+                        ("workspace", "workspace"), ("draft", "draft"), ("adapters", "adapters"),
+                        ("spare", "spare")):
         value = getattr(memory, name)
-        if value or name != "draft":
+        if value or name not in ("draft", "adapters"):
             yield f"  {label:<20} {both(value):>26}  {value / memory.capacity:6.1%}"
     yield (f"  a sequence needs {both(plan.exact.kv_bytes_per_sequence)} of cache in all; a device sets "
            f"{both(plan.kv_reserved_bytes_per_sequence)} aside for it, in whole blocks of "

@@ -4,9 +4,12 @@ terms is the capacity. Knows no time.
 
 from dataclasses import dataclass
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Stage
 from ridgeline.ledger.memory import needed_cache_bytes, step_bytes
+from ridgeline.models.adapter import MAX_RANK, slot_bytes
+from ridgeline.models.families import FAMILIES
 from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.spec.cache import CacheLayout, Paged, plan_layout
 
@@ -28,6 +31,7 @@ class Held:
     activations: float
     workspace: float
     draft: float
+    adapters: float
     spare: float
 
 
@@ -42,6 +46,7 @@ class Room:
     row_bytes: float
     workspace: float
     draft: float
+    adapters: float
     layout: CacheLayout
     stage: Stage
     element_bytes: int
@@ -49,7 +54,7 @@ class Room:
 
     @property
     def fixed(self) -> float:
-        return self.weights + self.step_bytes + self.workspace + self.draft
+        return self.weights + self.step_bytes + self.workspace + self.draft + self.adapters
 
     @property
     def shared_pages(self) -> int:
@@ -83,6 +88,7 @@ class Room:
         activations = self.step_bytes + rows * self.row_bytes
         return Held(capacity=self.capacity, weights=self.weights, kv_needed=needed, kv_rounding=rounding,
                     activations=activations, workspace=self.workspace, draft=self.draft,
+                    adapters=self.adapters,
                     spare=self.capacity - self.fixed - rows * self.row_bytes - needed - rounding)
 
 
@@ -122,4 +128,15 @@ def room_of(ask: Ask, need: Need, capacity: int, eff: Efficiency, added_bytes: f
                 step_bytes=need.step_bytes + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
                 workspace=eff.workspace_bytes if ask.workspace_bytes is None else ask.workspace_bytes,
                 draft=ask.speculate.draft * stage.weights_bytes if ask.speculate else 0.0,
-                element_bytes=need.element_bytes, layout=need.layout)
+                adapters=_adapters(ask, stage), element_bytes=need.element_bytes, layout=need.layout)
+
+
+def _adapters(ask: Ask, stage: Stage) -> float:
+    """Low-rank pairs beside a device's share of every linear layer outside experts."""
+    if not ask.max_loras:
+        return 0.0
+    if stage.spec.family not in FAMILIES:
+        raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {stage.spec.family} models stand "
+                          "is not described yet: leave it out")
+    rank = ask.max_lora_rank or MAX_RANK
+    return ask.max_loras * slot_bytes(stage.spec, rank, element_bytes=_ELEMENT)

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.outputs import CompletionOutput
 from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.spec.sampling import SamplingParams
 from tests.adapters.made import adapter_folder
-from tests.cases.near import ASK, same
+from tests.cases.near import ASK, NEAR_NATS, same
 from tests.server.process import Server, serving
 from tests.server.tiny import tiny_folder
 
@@ -22,17 +25,20 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class Scene:
-    """A server under test, and one beside it that keeps nothing: each of its answers is a fresh server's."""
+    """A server under test, and an engine beside it that keeps nothing, so that each of its answers is a fresh
+    server's."""
 
-    def __init__(self, server: Server, fresh: Server, folders: dict[str, Path]) -> None:
+    def __init__(self, server: Server, fresh: LLM, folders: dict[str, Path]) -> None:
         self.server, self.fresh, self.folders = server, fresh, folders
 
     def ask(self, model: str | None, prompt: list[int] = PROMPT, **fields: Any) -> Any:
         return self.server.complete(prompt, model=model, max_tokens=12, ignore_eos=True, **fields, **ASK)
 
-    def want(self, model: str | None, prompt: list[int] = PROMPT) -> Any:
-        """model: the name by which the fresh server has the same adapter."""
-        return self.fresh.complete(prompt, model=model, max_tokens=12, ignore_eos=True, **ASK)
+    def want(self, model: str, prompt: list[int] = PROMPT) -> CompletionOutput:
+        """model: the name by which the fresh engine has the same adapter."""
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
+        [output] = self.fresh.generate(prompt, params, adapter="" if model == "base" else model)
+        return output.outputs[0]
 
     def load(self, name: str, folder: str, **fields: Any) -> Any:
         answer = self.server.post(LOAD, {"lora_name": name, "lora_path": str(self.folders[folder]), **fields})
@@ -56,8 +62,19 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
              "--served-model-name", "base", "--max-loras", "3")
     given = ("--lora", f"a={folders['a']}", "--lora", f"b={folders['b']}")
     with (serving(*words, *given) as server,
-          serving(*words, *given, "--lora", f"c={folders['c']}", "--no-prefix-caching") as fresh):
+          LLM(str(folder), load_format="dummy", dtype="float32", kv_cache_bytes=8_000_000, threads=1,
+              prefix_caching=False, progress=False,
+              lora=[(name, str(folders[name])) for name in "abc"]) as fresh):
         yield Scene(server, fresh, folders)
+
+
+def agrees(answer: Any, want: CompletionOutput) -> bool:
+    """The same tokens up to a near tie, by the fresh engine's numbers."""
+    for place, (left, right) in enumerate(zip(text(answer), want.token_ids, strict=True)):
+        if left != right:
+            tops = (want.logprobs or [])[place]
+            return left in tops and tops[right].logprob - tops[left].logprob <= NEAR_NATS
+    return True
 
 
 def cached(answer: Any) -> int:
@@ -70,11 +87,11 @@ def text(answer: Any) -> list[int]:
 
 def test_c17_adapters_and_the_base_share_nothing(scene: Scene) -> None:
     wants = {model: scene.want(model) for model in ("a", "b", "base")}
-    assert len({tuple(text(want)) for want in wants.values()}) == 3, "adapters too weak to tell anything"
+    assert len({tuple(want.token_ids) for want in wants.values()}) == 3, "adapters too weak to tell anything"
     for turn in range(2):
         for model, want in wants.items():
             answer = scene.ask(model)
-            same(answer, want)
+            assert agrees(answer, want)
             assert answer["model"] == model
             assert cached(answer) >= MOST - 16 if turn else cached(answer) == 0, (model, turn)
     scene.server.idle()
@@ -88,10 +105,10 @@ def test_c17_another_adapter_under_the_same_name(scene: Scene) -> None:
     card = scene.load("a", "c")
     assert card["id"] == "a" and card["parent"] == "base" and card["root"] == str(scene.folders["c"])
     answer = scene.ask("a")
-    same(answer, scene.want("c"))
+    assert agrees(answer, scene.want("c"))
     assert cached(answer) == 0
     scene.load("a", "a", load_inplace=True)
-    same(scene.ask("a"), scene.want("a"))
+    assert agrees(scene.ask("a"), scene.want("a"))
     scene.server.idle()
 
 
@@ -101,7 +118,7 @@ def test_c17_salts(scene: Scene) -> None:
         want = scene.want(model, prompt)
         for salt, reuses in (("x", False), ("y", False), ("x", True)):
             answer = scene.ask(model, prompt, cache_salt=salt)
-            same(answer, want)
+            assert agrees(answer, want)
             assert bool(cached(answer)) is reuses, (model, salt)
     for salt in ("", 7, ["x"], "x\0"):
         body = {"prompt": PROMPT, "cache_salt": salt}
@@ -115,14 +132,14 @@ def test_all_at_once(scene: Scene) -> None:
     with ThreadPoolExecutor(len(models)) as pool:
         answers = list(pool.map(lambda model: scene.ask(model, prompt), models))
     for model, answer in zip(models, answers, strict=True):
-        same(answer, scene.want(model, prompt))
+        assert agrees(answer, scene.want(model, prompt))
     scene.server.idle()
 
 
 def test_what_runs_goes_on_when_its_adapter_is_unloaded(scene: Scene) -> None:
     """The stream ends as it would have; the slot is free then, and whoever waited for it is served."""
     scene.load("busy", "d")
-    body = {"prompt": PROMPT[:9], "model": "busy", "max_tokens": 300, "ignore_eos": True,
+    body = {"prompt": PROMPT[:9], "model": "busy", "max_tokens": 160, "ignore_eos": True,
             "return_token_ids": True}
     whole = text(scene.server.complete(**body))
     with ThreadPoolExecutor(1) as pool:
@@ -134,7 +151,7 @@ def test_what_runs_goes_on_when_its_adapter_is_unloaded(scene: Scene) -> None:
         choices = [choice for event in going.result() for choice in event["choices"]]
     streamed = [token for choice in choices for token in choice["token_ids"]]
     assert streamed == whole
-    same(scene.ask("later"), scene.want("b"))
+    assert agrees(scene.ask("later"), scene.want("b"))
     scene.unload("later")
     scene.server.idle()
 
@@ -187,7 +204,7 @@ def test_what_cannot_be_loaded_is_refused_and_the_rest_goes_on(scene: Scene, tmp
     assert "--max-loras" in error["message"]
     scene.unload("last")
     scene.server.refused(UNLOAD, {"lora_name": "last"}, 404)
-    same(scene.ask("b"), scene.want("b"))
+    assert agrees(scene.ask("b"), scene.want("b"))
     scene.server.probe()
 
 
@@ -210,7 +227,7 @@ def test_c17_literally(tmp_path: Path) -> None:
     wants = {name: fresh(name) for name in ("a", "b", "c", None)}
     assert len({tuple(text(want)) for want in wants.values()}) == 4
     with serving("--lora", f"a={folders['a']}", "--lora", f"b={folders['b']}", "--max-loras", "2") as server:
-        scene = Scene(server, server, folders)
+        scene = Scene(server, None, folders)  # type: ignore[arg-type]
         for name in ("a", "b", None):
             same(server.complete(model=name, **body), wants[name])
         scene.unload("a")

@@ -38,7 +38,7 @@ FLAGS = {
         "--arrivals", "--ttft", "--tpot", "--images", "--tiles", "--vision-encoder", "--pooling",
         "--text-tokens", "--shared-prefix", "--read-prefix-once", "--prefix-hit", "--prompt-logprobs",
         "--speculate", "--disaggregate", "--link", "--skew", "--explain", "--compare", "--plot", "--json",
-        "--profile",
+        "--profile", "--max-loras", "--max-lora-rank",
     },
     "simulate": {
         "--gpu", "--tp", "--pp", "--ep", "--weights", "--kv-cache-dtype", "--memory", "--price", "--profile",

@@ -64,6 +64,20 @@ def test_recorded_steps_are_set_aside_first() -> None:
     assert "beside 300 MB for recorded decode steps" in startup.choices["kv_cache_bytes"][1]
 
 
+def test_adapters_are_set_aside_first() -> None:
+    """As recorded steps are; adapters that do not fit are refused, whatever the cache's size."""
+    given = EngineConfig(), LAYOUT
+    room, slots = 4 * 101 * 65536, 300_000_000
+    startup = Startup(VirtualClock())
+    sizes = decide_sizes(*given, max_position=8192, free_bytes=room + slots, startup=startup,
+                         adapter_bytes=slots)
+    assert sizes == decide(free_bytes=room)[0]
+    assert "beside 300 MB for adapters" in startup.choices["kv_cache_bytes"][1]
+    with pytest.raises(ConfigError, match=r"300 MB and 299 MB are free: lower --max-loras"):
+        decide_sizes(EngineConfig(kv_cache_bytes=10 * 65536), LAYOUT, max_position=8192,
+                     free_bytes=299_000_000, startup=startup, adapter_bytes=slots)
+
+
 def test_given_numbers_are_kept() -> None:
     """A context that is asked for stays where the cache holds less: the door refuses what cannot fit."""
     sizes, startup = decide(kv_cache_bytes=33 * 65536 + 5, max_model_len=2048, max_num_batched_tokens=96)

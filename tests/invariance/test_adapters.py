@@ -18,8 +18,8 @@ from tests.invariance.driver import Job, Setup, Tally, Tiny
 SETUPS = [
     Setup(depth=2), Setup(max_step_tokens=9, depth=2, prefix_caching=True),
     Setup(cache=False, max_step_tokens=320),
-    Setup(num_pages=40, num_rows=4, max_step_tokens=9, policy="priority", prefix_caching=True),
-    Setup(num_pages=40, num_rows=4, max_step_tokens=9, policy="priority", num_host_pages=60),
+    Setup(num_pages=22, num_rows=3, max_step_tokens=9, policy="priority", prefix_caching=True),
+    Setup(num_pages=22, num_rows=3, max_step_tokens=9, policy="priority", num_host_pages=60),
     Setup(speculate="ngram", depth=2, prefix_caching=True), Setup(speculate="draft", prefix_caching=True),
 ]  # fmt: skip
 PROMPT = tuple(tokens_of(33, seed=3).tolist())

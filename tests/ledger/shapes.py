@@ -29,7 +29,7 @@ def room(spec: ModelSpec, layout: CacheLayout, capacity: int, weights: float = 0
     (stage,) = stages(spec, Layout(), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
                       cache_element_bytes=2)
     return Room(capacity=capacity, weights=weights, step_bytes=0.0, row_bytes=0.0, workspace=workspace,
-                draft=0.0, layout=layout, stage=stage, element_bytes=2, shared=0)
+                draft=0.0, adapters=0.0, layout=layout, stage=stage, element_bytes=2, shared=0)
 
 
 class Step:

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
-from tests.adapters.made import loaded
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
+from ridgeline.engine.numerics import choose_numerics
+from ridgeline.engine.startup import Startup
+from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.nn.load import load_weights
+from tests.adapters.made import adapter_folder, loaded
 from tests.oracle.cases import TOLERANCE
 from tests.oracle.oracles import Oracle, text
-from tests.oracle.reference import reference_logits
+from tests.oracle.ours import Ours
+from tests.oracle.reference import reference_logits, write_gguf
+from tests.quant.blocks import kernels
 
 LENGTH = 21
 ALWAYS = ("llama", "llama with biases", "gemma2", "deepseek_v3")
@@ -46,3 +54,22 @@ def test_logits_equal_pefts(oracle: Callable[[str], Oracle], case: str, tmp_path
     for chunks in ([LENGTH], [9, 7, *[1] * (LENGTH - 16)]):
         found = one.ours.logits(text(LENGTH), chunks, adapter)
         assert (found - want).abs().max() < 2 * TOLERANCE, (case, chunks)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_over_a_gguf_file(oracle: Callable[[str], Oracle], kind: str, tmp_path: Path) -> None:
+    """Whose rows of q and k stand in another order, and whose matrices are multiplied packed."""
+    one, folder = oracle("llama"), tmp_path / "adapter"
+    adapter = loaded(adapter_folder(folder, one.ours.spec, strength=3.0), one.ours.spec)
+    merged = PeftModel.from_pretrained(deepcopy(one.model), folder)
+    file = tmp_path / "m.gguf"
+    write_gguf(one.model, file, "llama", kind)
+    ours, chunks = Ours(file), [12, *[1] * 9]
+    plain, want = ours.logits(text(LENGTH), chunks, adapter), reference_logits(merged, text(LENGTH))
+    assert (want - one.want(LENGTH)).abs().max() > 1
+    assert (plain - want).abs().max() < (2 * TOLERANCE if kind == "F32" else 1.0)
+    if kind == "Q8_0":
+        kernels()
+        numerics = choose_numerics(EngineConfig(), open_checkpoint(file), Startup(WallClock()))
+        ours.weights = load_weights(open_checkpoint(file), numerics.policy, progress=False)
+        assert (ours.logits(text(LENGTH), chunks, adapter) - plain).abs().max() < 5e-3

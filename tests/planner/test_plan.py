@@ -26,6 +26,7 @@ ASKS = {
     "apart": replace(BASE, disaggregate=True, link_bytes_per_s=50e9),
     "rate": replace(BASE, batch=None, rate=3.0), "packed": replace(BASE, weights="int4", kv="fp8"),
     "windows": replace(BASE, model="gpt-oss-20b"),
+    "adapters": replace(BASE, max_loras=8, max_lora_rank=64),
 }
 
 
@@ -235,3 +236,20 @@ def test_units_are_read_as_written() -> None:
     for bad in ("12parsecs", "fast"):
         with pytest.raises(ConfigError, match="cannot read"):
             parse_seconds(bad)
+
+
+def test_adapters_take_memory_that_sequences_had() -> None:
+    """Two bytes for each number of low-rank pairs at every linear layer of a device's share, and the batch
+    that fits shrinks; a rank alone is idle, and a model whose adapters are not described is refused."""
+    hidden, inner, kv, layers = 4096, 14336, 1024, 32
+    ends = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)  # of q and o, k and v, the mlp
+    with_them, without = planned(replace(BASE, max_loras=4, max_lora_rank=32)), planned(BASE)
+    assert with_them.memory.adapters == 4 * 2 * 32 * layers * ends
+    assert without.exact.b_max > with_them.exact.b_max and without.memory.adapters == 0
+    cut = planned(replace(BASE, max_loras=4, max_lora_rank=32, tp=2)).memory.adapters
+    assert with_them.memory.adapters / 2 < cut < with_them.memory.adapters
+    assert "adapters" in as_text(with_them) and "adapters  " not in as_text(without)
+    with pytest.raises(ConfigError, match="--max-lora-rank needs"):
+        replace(BASE, max_lora_rank=8)
+    with pytest.raises(ConfigError, match="falcon models stand is not described"):
+        planned(replace(BASE, model="falcon-180b", gpus=8, max_loras=1))
