@@ -15,7 +15,7 @@ from ridgeline.commands.flags import config_argv
 
 # Each is a module of ridgeline.commands with HELP, add_arguments(parser) and run(args) -> exit code.
 COMMANDS = ("serve", "chat", "complete", "run-batch", "plan", "simulate", "bench", "calibrate", "labs",
-            "key", "doctor", "version")
+            "key", "doctor", "verify", "version")
 
 
 def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

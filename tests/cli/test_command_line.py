@@ -66,6 +66,7 @@ FLAGS = {
     "key new": KEY,
     "key hash": KEY,
     "doctor": ENGINE,
+    "verify": ENGINE | {"--json"},
     "version": set(),
 }  # fmt: skip
 
