@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ridgeline.api.accounts import MOST_REQUESTS
 from tests.faults.client import Got, ask, completion, deaf, held_bytes, request_bytes
 from tests.faults.corpus import hostile
 from tests.server.process import Server, launch
@@ -117,10 +118,18 @@ def test_hostile_bodies_are_refused_and_leave_nothing(server: Server, num: int) 
         if got.status >= 400:
             assert json.loads(got.body)["error"]["message"], (path, body[:300], got)
 
+    async def fill(size: int) -> None:
+        """So many plain requests: what the server remembers of the newest is as large as it gets."""
+        gate = asyncio.Semaphore(32)
+        body = completion(1, stream=False)
+        await asyncio.gather(*(one(gate, "/v1/completions", body) for _ in range(size)))
+
     async def wave(seed: int, size: int) -> None:
         gate = asyncio.Semaphore(32)
         await asyncio.gather(*(one(gate, path, body) for path, body in hostile(seed, size)))
 
+    if num > MOST_REQUESTS:
+        asyncio.run(fill(MOST_REQUESTS))
     asyncio.run(wave(0, num // 4))
     settle(server)
     before = sum(map(held_bytes, processes(server)))
