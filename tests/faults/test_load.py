@@ -119,17 +119,16 @@ def test_hostile_bodies_are_refused_and_leave_nothing(server: Server, num: int) 
             assert json.loads(got.body)["error"]["message"], (path, body[:300], got)
 
     async def fill(size: int) -> None:
-        """So many plain requests: what the server remembers of the newest is as large as it gets."""
-        gate = asyncio.Semaphore(32)
-        body = completion(1, stream=False)
-        await asyncio.gather(*(one(gate, "/v1/completions", body) for _ in range(size)))
+        """The longest request, and so many short ones: what is kept of them is as large as it gets."""
+        gate, bodies = asyncio.Semaphore(32), [completion(2040, stream=False)]
+        bodies += [completion(1, stream=False)] * size
+        await asyncio.gather(*(one(gate, "/v1/completions", body) for body in bodies))
 
     async def wave(seed: int, size: int) -> None:
         gate = asyncio.Semaphore(32)
         await asyncio.gather(*(one(gate, path, body) for path, body in hostile(seed, size)))
 
-    if num > MOST_REQUESTS:
-        asyncio.run(fill(MOST_REQUESTS))
+    asyncio.run(fill(MOST_REQUESTS if num > MOST_REQUESTS else 0))
     asyncio.run(wave(0, num // 4))
     settle(server)
     before = sum(map(held_bytes, processes(server)))
@@ -138,3 +137,4 @@ def test_hostile_bodies_are_refused_and_leave_nothing(server: Server, num: int) 
     after = sum(map(held_bytes, processes(server)))
     assert after <= before * (1 + FLAT), (before, after)
     assert found[400] > num // 3 and found[200], found
+    print(f"{num} bodies: {dict(found)}, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
