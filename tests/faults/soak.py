@@ -60,7 +60,7 @@ async def load(server: Server, seconds: float, windows: int) -> list[Window]:
         took = time.monotonic() - sent
         assert got.status == 200
         if leave is None:
-            assert got.num_events == length, (got.num_events, length)
+            assert got.num_tokens == length, (got.num_tokens, length)
             place = min(windows - 1, int((sent - began) / seconds * windows))
             found[place].tpot_s.append(took / length)
 

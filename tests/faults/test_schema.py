@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.faults.client import held_bytes
-from tests.faults.engine import STEP_MS
 from tests.faults.test_load import FLAT, processes, settle
 from tests.server.process import Server, launch
 from tests.server.tiny import tiny_folder
@@ -23,8 +22,7 @@ WARM_UP, EXAMPLES = 60, 300  # an operation
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tiny_folder(tmp_path_factory.mktemp("tiny"), max_position_embeddings=128)
-    words = (str(folder), "--load-format", "dummy", "--kv-cache-bytes", "256MB", "--max-num-seqs", "256")
-    started = launch(*words, engine="tests.faults.engine", environment={STEP_MS: "0.2"})
+    started = launch(str(folder), "--load-format", "dummy", "--kv-cache-bytes", "64MB")
     yield started
     assert started.stop() == 0, "\n".join(started.output)
 
