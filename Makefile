@@ -52,7 +52,7 @@ check: setup
 
 # Hours: every cube in whole, fuzz and load at length, the labs in a Chromium (apt-get install chromium).
 soak: setup
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser,fuzz]'
 	$(BIN)/python -m pytest -q -m "soak" $(OR_NONE)
 
 # Tests first: a speed counts only behind a green test.

@@ -74,7 +74,7 @@ class EngineClient:
         self._socket.connect(address)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[ToClient]).decode
-        self._requests: dict[str, Inbox[News]] = {}
+        self._requests: dict[str, Inbox] = {}
         self._asks: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._dead: str | None = None
         self._gone = asyncio.Event()

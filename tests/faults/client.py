@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ class Got:
     body: bytes
 
     @property
-    def num_events(self) -> int:
-        return self.body.count(b"data: {")
+    def num_tokens(self) -> int:
+        """Of a completion by `engine`, whose tokens are a character each; an event may bring several."""
+        return sum(map(len, re.findall(rb'"text":"([0-Z]*)"', self.body)))
 
 
 def request_bytes(path: str, body: bytes, *, method: str = "POST") -> bytes:

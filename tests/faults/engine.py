@@ -27,7 +27,7 @@ from ridgeline.schedule.scheduler import Scheduler
 
 STEP_MS, TIMES = "TEST_STEP_MS", "TEST_STEP_TIMES"  # the environment of this module alone
 NUM_TIMES = 1 << 18
-NUM_MARKS = 64  # characters from FIRST on, one a step
+NUM_MARKS = 43  # characters from FIRST on, one a step: 0 to Z
 FIRST = ord("0")
 
 

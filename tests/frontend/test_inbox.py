@@ -3,42 +3,55 @@
 import asyncio
 
 from ridgeline.frontend.inbox import MOST_BEHIND, Inbox
+from ridgeline.frontend.protocol import Logprobs, News
 
 
-def test_in_order_at_once_and_nothing_after_a_failure() -> None:
+def _news(number: int, choice: int = 0, **fields: object) -> News:
+    scored = Logprobs(token_ids=[number], logprobs=[-1.0], rank=0)
+    return News(id="r", choice=choice, new_tokens=[number], num_output=number, logprobs=[scored],
+                **fields)  # type: ignore[arg-type]
+
+
+def test_what_waits_is_joined_by_choice() -> None:
     async def work() -> None:
-        inbox: Inbox[int] = Inbox()
+        inbox = Inbox()
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
-        inbox.put(1)
-        inbox.put(2)
-        assert await reader == [1, 2]
+        inbox.put(_news(1, times_s={"first_token": 1.0}))
+        assert await reader == [_news(1, times_s={"first_token": 1.0})], "alone it stays as it is"
         failure = ValueError("over")
-        inbox.put(3)
+        for number, choice in ((2, 0), (2, 1), (3, 0)):
+            inbox.put(_news(number, choice))
+        inbox.put(_news(4, 0, finish="stop", times_s={"finished": 2.0}, account={"num_chunks": 1}))
         inbox.fail(failure)
-        inbox.put(4)
+        inbox.put(_news(9))
         inbox.fail(ValueError("again"))
-        assert await inbox.take() == [3, failure]
+        first, other, last = await inbox.take()
+        assert isinstance(first, News) and isinstance(other, News) and last is failure
+        assert list(first.new_tokens) == [2, 3, 4] and first.num_output == 4 and first.finish == "stop"
+        assert [entry.token_ids for entry in first.logprobs] == [[2], [3], [4]]
+        assert first.times_s == {"finished": 2.0} and first.account == {"num_chunks": 1}
+        assert other == _news(2, 1)
 
     asyncio.run(work())
 
 
 def test_a_reader_that_is_being_cancelled_is_not_woken() -> None:
     async def work() -> None:
-        inbox: Inbox[int] = Inbox()
+        inbox = Inbox()
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         reader.cancel()
-        inbox.put(1)
+        inbox.put(_news(1))
         await asyncio.gather(reader, return_exceptions=True)
-        assert reader.cancelled() and await inbox.take() == [1]
+        assert reader.cancelled() and await inbox.take() == [_news(1)]
 
     asyncio.run(work())
 
 
 def test_it_says_when_it_is_full() -> None:
-    inbox: Inbox[int] = Inbox()
+    inbox = Inbox()
     for number in range(MOST_BEHIND):
         assert not inbox.full
-        inbox.put(number)
+        inbox.put(_news(number))
     assert inbox.full
