@@ -8,7 +8,8 @@ from ridgeline.api.types import Generate, StructuredOutputs
 from ridgeline.base.errors import invalid_value
 from ridgeline.frontend import structure
 
-_FORMATS = ("text", "json_object", "json_schema")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_PARTS = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers")}  # beside the type
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _SCHEMA_FIELDS = frozenset(("name", "description", "schema", "strict"))
 
@@ -58,14 +59,24 @@ def _of_format(given: dict[str, Any]) -> str:
     if kind not in _FORMATS:
         known_types = ", ".join(_FORMATS)
         raise unsupported("response_format", f"type {kind!r:.80} is not known: use one of {known_types}")
-    known = {"type"} | ({"json_schema"} if kind == "json_schema" else set())
+    known = {"type", *_PARTS.get(kind, ())}
     if unknown := sorted(given.keys() - known):
         raise invalid_value("response_format", f"{unknown[0]!r:.80} does not belong to type {kind!r}")
     if kind == "json_object":
         return structure.json_object()
+    if kind == "structural_tag":
+        return structure.tags(_list_of(dict, given, "structures"), _list_of(str, given, "triggers"))
     wrapped = given.get("json_schema")
     if not isinstance(wrapped, dict) or "schema" not in wrapped:
         raise invalid_value("response_format", 'json_schema must be an object with "name" and "schema"')
     if unknown := sorted(wrapped.keys() - _SCHEMA_FIELDS):
         raise invalid_value("response_format", f"json_schema has no field {unknown[0]!r:.80}")
     return structure.json_schema(wrapped["schema"])
+
+
+def _list_of(kind: type, given: dict[str, Any], name: str) -> list[Any]:
+    found = given.get(name)
+    if not isinstance(found, list) or not found or not all(isinstance(one, kind) for one in found):
+        word = "objects" if kind is dict else "texts"
+        raise invalid_value("response_format", f"structural_tag needs {name}, a list of {word}")
+    return found

@@ -80,6 +80,7 @@ class RequestRecord:
     encoder_s and transfer_s (an image's encoder, a KV cache's way from another device; before the first
     token). waits_s: seconds it waited, by what for (`schedule.waits`), after a preemption too. num_chunks:
     steps that took prompt tokens. num_drafts, num_accepted: drafts verified for it, and how many were right.
+    num_forced: output tokens that its grammar made known without a step of their own.
 
     For a replay (`sim.replay`), where it is recorded: number, of all choices in the order they came;
     came_after, left_after: steps that had finished when it came, and when somebody ended it (None: it ended
@@ -113,6 +114,7 @@ class RequestRecord:
     num_chunks: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    num_forced: int = 0
     number: int = -1
     came_after: int = 0
     left_after: int | None = None

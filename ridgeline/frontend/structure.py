@@ -78,6 +78,26 @@ def grammar(lark: str, param: str = "structured_outputs.grammar") -> str:
     return _checked(LLMatcher.grammar_from_lark(lark), param)
 
 
+def tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str],
+         param: str = "response_format") -> str:
+    """Free text in which each trigger opens one of the structures: its "begin", a JSON text that its "schema"
+    allows, its "end"."""
+    from llguidance import StructTag
+
+    made = []
+    for index, one in enumerate(structures):
+        where = f"{param}.structures[{index}]"
+        begin, end = one.get("begin"), one.get("end")
+        if set(one) != {"begin", "schema", "end"} or not isinstance(begin, str) or not isinstance(end, str):
+            raise _refused(param, f"structures[{index}] must have begin, schema and end, and no more")
+        json_schema(one["schema"], where)
+        trigger = next((text for text in triggers if text and begin.startswith(text)), None)
+        if trigger is None:
+            raise _refused(param, f"structures[{index}].begin starts with none of the triggers")
+        made.append(StructTag(trigger=trigger, begin=begin, grammar=with_layout(one["schema"]), end=end))
+    return _checked(StructTag.to_grammar(made, assume_special=False), param)
+
+
 def _checked(text: str, param: str) -> str:
     if len(text) > MAX_BYTES:
         raise _refused(param, f"is longer than {MAX_BYTES} bytes")

@@ -107,8 +107,9 @@ class Request:
     still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
     yet; 0 once it has started. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
     first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
-    num_accepted: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does not count,
-    since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows of it.
+    num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does
+    not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows
+    of it.
     """
 
     number: int
@@ -147,6 +148,7 @@ class Request:
     num_chunks: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    num_forced: int = 0
     must_tokens: int = 0
     late: bool = False
     retry_after_s: float | None = None
@@ -203,5 +205,5 @@ class Request:
         return {**late, **retry, "num_preemptions": self.num_preemptions, "wasted_tokens": self.wasted_tokens,
                 "num_reused_tokens": self.num_cached, "reuse_limit": self.reuse_limit,
                 "num_chunks": self.num_chunks, "num_drafts": self.num_drafts,
-                "num_accepted": self.num_accepted,
+                "num_accepted": self.num_accepted, "num_forced": self.num_forced,
                 **{f"waited_{reason}_s": spent_s for reason, spent_s in self.waits_s.items()}}

@@ -86,8 +86,10 @@ class Taker:
         if scores:
             request.prompt_logprobs_from = scores[-1][0] + 1
         kept, reason = self._accept(request, tokens, now)
-        if index in result.forced and request.row >= 0:
-            self._rows.in_flight[request.row] = 0  # what a step in flight samples is known by now
+        if index in result.forced:
+            request.num_forced += max(0, len(kept) - int(result.num_new[index]))
+            if request.row >= 0:
+                self._rows.in_flight[request.row] = 0  # what a step in flight samples is known by now
         if reason is not None:
             book.finish(request, reason, now)
         if not (kept or scores or reason):

@@ -70,3 +70,14 @@ def test_c28_memory_by_all_experts_speed_by_the_chosen(
     assert alone == pytest.approx((88_679_424 - embedding) * 2 / 3.35e12, rel=0.02)
     assert main(["plan", str(tmp_path), "--gpu", "h100"]) == 0
     assert "176,759,808 parameters, of which a token alone reads 88,679,424" in capsys.readouterr().out
+
+
+def test_c28_one_of_eight_experts_and_a_tied_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = EXPERTS | {"num_local_experts": 8, "num_experts_per_tok": 1, "tie_word_embeddings": True}
+    attention, expert, rest = 2 * 1024 * 1024 + 2 * 1024 * 256, 3 * 1024 * 512, 8 * 1024 + 2 * 1024
+    around = 32000 * 1024 + 1024
+    assert plan(tmp_path, config, capsys)["parameters"] == {
+        "total": 4 * (attention + rest + 8 * expert) + around,
+        "active_per_token": 4 * (attention + rest + expert) + around}  # fmt: skip

@@ -133,6 +133,7 @@ def test_a_stop_string_and_a_limit_cut_structured_text(server: Server) -> None:
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "lax": 1}}},
      "response_format"),
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
     ({"structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),

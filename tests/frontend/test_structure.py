@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend import structure
@@ -53,3 +54,29 @@ def test_expressions_choices_and_grammars_are_checked() -> None:
                  lambda: structure.grammar("x" * (structure.MAX_BYTES + 1))):  # fmt: skip
         with pytest.raises(RequestError):
             make()
+
+
+def test_tags_shape_what_a_trigger_opens_and_nothing_else() -> None:
+    """A tag's text may stand anywhere in free text, any number of times; once begun it must be whole."""
+    grammar = structure.tags([
+        {"begin": "<f=add>", "schema": {"type": "array", "items": {"type": "integer"}}, "end": "</f>"},
+        {"begin": "<f=now>", "schema": {"const": 1}, "end": "</f>"}], ["<f="])  # fmt: skip
+    tokenizer = LLTokenizer("byte")
+    for text, ends in (
+        ("free text, <b> too", True), ("<f=now>1</f>", True), ("a <f=add>[1, 2]</f> b <f=now>1</f> c", True),
+        ("<f=add>[1, 2]</f", False), ("<f=now>2", None), ("<f=other>", None), ("<f=add>[1,", False),
+    ):  # fmt: skip
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        followed = matcher.try_consume_tokens(list(text.encode())) == len(text)
+        assert followed == (ends is not None), text
+        assert not followed or matcher.is_accepting() == ends, text
+
+
+@pytest.mark.parametrize("structures, triggers, part", [
+    ([{"begin": "<a>", "schema": {}}], ["<a"], "structures.0."),
+    ([{"begin": "<a>", "schema": {}, "end": ""}], ["<b"], "none of the triggers"),
+    ([{"begin": "<a>", "schema": {"not": {}}, "end": ""}], ["<a"], "'not' at #"),
+])  # fmt: skip
+def test_tags_that_cannot_be_followed(structures: list, triggers: list, part: str) -> None:
+    with pytest.raises(RequestError, match=part):
+        structure.tags(structures, triggers)

@@ -165,7 +165,7 @@ def test_every_step_and_request_leaves_a_record() -> None:
     assert last.times_s["finished"] == requests[-1].finished_s
     assert {name: last.account[name] for name in last.account if not name.startswith("waited")} == {
         "num_preemptions": 0, "wasted_tokens": 0, "num_reused_tokens": 0, "num_chunks": 4, "num_drafts": 0,
-        "num_accepted": 0, "reuse_limit": last.account["reuse_limit"]}
+        "num_accepted": 0, "num_forced": 0, "reuse_limit": last.account["reuse_limit"]}
     assert last.account["reuse_limit"]
     assert {name for name in last.account if name.startswith("waited")} == {
         f"waited_{reason}_s" for reason in requests[-1].waits_s}

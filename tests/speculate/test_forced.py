@@ -41,7 +41,8 @@ def answers(folder: Path, *, jump_ahead: bool, **settings: Any) -> tuple[list[tu
 
 @pytest.mark.parametrize("settings", [
     {"kv_cache_bytes": 2_000_000}, {"kv_cache_bytes": 2_000_000, "speculate": "ngram"},
-    {"kv_cache_bytes": 45_000, "policy": "chunked:12", "prefix_caching": False}, {"cache": False},
+    {"kv_cache_bytes": 45_000, "policy": "chunked:12", "prefix_caching": False},
+    pytest.param({"cache": False}, marks=pytest.mark.soak),
 ])  # fmt: skip
 def test_the_same_answers_in_fewer_steps(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Greedy and seeded, n, penalties, stop strings among forced tokens, limits within them,
@@ -55,3 +56,17 @@ def test_the_same_answers_in_fewer_steps(tmp_path: Path, settings: dict[str, Any
     assert json.loads(plain[0][0])["customer_id"] in range(10, 100)
     assert plain[3][0] == '"Grüße 👩🏽‍🚀 ' and plain[3][2:] == ("stop", "你")
     assert plain[4][2] == "length" and len(plain[4][1]) == 21
+
+
+def test_models_with_states(tmp_path: Path) -> None:
+    """A forced chunk moves a recurrent state as its tokens one by one do."""
+    config = {
+        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
+        "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 264,
+        "torch_dtype": "float32", "eos_token_id": 256, "tie_word_embeddings": True}  # fmt: skip
+    folder = tiny_folder(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(config))
+    settings: dict[str, Any] = {"kv_cache_bytes": 2_000_000, "max_model_len": 160}
+    plain, slow = answers(folder, jump_ahead=False, **settings)
+    jumped, fast = answers(folder, jump_ahead=True, **settings)
+    assert jumped == plain and fast["num_steps"] < 0.8 * slow["num_steps"]
