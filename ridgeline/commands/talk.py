@@ -54,7 +54,8 @@ class LocalTalk:
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         events = self._runner.run(self._endpoints[path](json.dumps(asked).encode()))
         try:
-            while (raw := self._runner.run(_next(events))) is not None:
+            each = aiter(events)
+            while (raw := self._runner.run(_next(each))) is not None:
                 yield from filter(None, map(_event, raw.splitlines()))
         finally:
             self._runner.run(events.aclose())
