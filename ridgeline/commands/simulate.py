@@ -28,8 +28,7 @@ _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
 _LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "host_kv_bytes",
          "prefix_caching", "trace", "lengths", "rate", "arrival", "rate_scale", "length_scale",
-         "num_requests", "duration_s", "replicas", "prefill", "decode",
-         "html")  # what an example or a record settles itself
+         "num_requests", "duration_s", "replicas", "prefill", "decode", "html")  # an example settles these
 _TAKEN = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}
 
 
@@ -60,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu", metavar="NAME", help="a device (h100, a100-80gb, l40s)")
     for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "expert")):
         where.add_argument(f"--{name}", type=count, metavar="N", help=f"degree of {what} parallelism")
-    where.add_argument("--weights", choices=WEIGHTS,
-                       help="format of the blocks' matrices (as the model stores them)")
+    where.add_argument("--weights", choices=WEIGHTS, help="format of the blocks' matrices (as stored)")
     where.add_argument("--kv-cache-dtype", choices=CACHES, default="bf16", help="format of the KV cache")
     where.add_argument("--memory", type=size, metavar="BYTES", dest="memory_bytes",
                        help="of a device, 80GB or 74.5GiB; default: as marketed")
@@ -105,8 +103,7 @@ def _add_serving(group: argparse._ActionsContainer) -> None:
                        help="target from arrival to the first token, such as 500ms")
     group.add_argument("--tpot", type=_time, metavar="TIME", dest="tpot_s",
                        help="target of each further token, on average over a request")
-    group.add_argument("--max-num-seqs", type=count, default=_ROWS, metavar="N",
-                       help=f"most sequences in a step ({_ROWS})")
+    group.add_argument("--max-num-seqs", type=count, default=_ROWS, metavar="N", help=f"in a step ({_ROWS})")
     group.add_argument("--max-num-batched-tokens", type=count, default=_STEP_TOKENS, metavar="TOKENS",
                        help=f"most tokens in a step ({_STEP_TOKENS})")
     group.add_argument("--kv", choices=("paged", "contiguous"), default="paged",
