@@ -30,7 +30,7 @@ def deterministic_device(
 ) -> Gpu | None:
     """The GPU, told so where the config asks. ConfigError for a model that it has no such path for."""
     if config.deterministic and (config.lora or config.max_loras):
-        raise ConfigError("deterministic: an adapter's products hang on how many tokens take it; leave out "
+        raise ConfigError("deterministic: an adapter's products are not proved on a machine yet; leave out "
                           "lora and max_loras, or deterministic")
     if not config.deterministic or device.type == "cpu":
         return gpu

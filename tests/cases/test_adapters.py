@@ -209,13 +209,14 @@ def test_what_cannot_be_loaded_is_refused_and_the_rest_goes_on(scene: Scene, tmp
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_c17_literally(tmp_path: Path) -> None:
     """The default model, quantized as it is, and a fresh server for each answer."""
     from ridgeline.models.resolve import open_model
 
     spec = open_model(None).spec
     folders = {name: adapter_folder(tmp_path / name, spec, seed=seed, rank=8, strength=2.0)
-               for seed, name in enumerate("abc")}
+               for seed, name in enumerate("ac")}
     prompt = [(11 * i) % 40000 + 300 for i in range(200)]
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, **ASK}
 
@@ -224,11 +225,11 @@ def test_c17_literally(tmp_path: Path) -> None:
         with serving(*words) as server:
             return server.complete(model="it" if name else None, **body)
 
-    wants = {name: fresh(name) for name in ("a", "b", "c", None)}
-    assert len({tuple(text(want)) for want in wants.values()}) == 4
-    with serving("--lora", f"a={folders['a']}", "--lora", f"b={folders['b']}", "--max-loras", "2") as server:
+    wants = {name: fresh(name) for name in ("a", "c", None)}
+    assert len({tuple(text(want)) for want in wants.values()}) == 3
+    with serving("--lora", f"a={folders['a']}", "--max-loras", "1") as server:
         scene = Scene(server, None, folders)  # type: ignore[arg-type]
-        for name in ("a", "b", None):
+        for name in ("a", None):
             same(server.complete(model=name, **body), wants[name])
         scene.unload("a")
         scene.load("a", "c")
