@@ -8,10 +8,11 @@ from ridgeline.base.errors import RequestError
 
 
 class Admission:
-    """Counts requests at work. Once closed, every new one is refused with 503."""
+    """Counts requests at work. Once closed, every new one is refused with 503; so is it while paused."""
 
     def __init__(self) -> None:
         self.num_active = 0
+        self._pause: str | None = None
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -29,6 +30,8 @@ class Admission:
             raise RequestError(
                 "the server is shutting down; try another one", code="shutting_down", status=503
             )
+        if self._pause is not None:
+            raise RequestError(f"{self._pause}; try again soon", code="sleeping", status=503)
         self.num_active += 1
         self._idle.clear()
         try:
@@ -41,6 +44,13 @@ class Admission:
     def close(self) -> None:
         """Let nobody else in."""
         self._closed = True
+
+    def pause(self, why: str) -> None:
+        """Let nobody in until `resume`."""
+        self._pause = why
+
+    def resume(self) -> None:
+        self._pause = None
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing is at work; False when that takes longer."""

@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stall-timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="how long work may wait without a finished step until the engine is given up (60)",
     )
+    group.add_argument(
+        "--enable-sleep-mode", action="store_true",
+        help="callers with a key may put the engine to sleep, wake it, and give it other weights",
+    )
     add_config_flag(group)
     _add_access_flags(parser.add_argument_group("who may call, and with what"))
     _add_log_flags(parser.add_argument_group("logs"))
@@ -110,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
         logs=logs,
+        sleep_mode=args.enable_sleep_mode,
         limits=limits_of(
             body_bytes=args.max_body_bytes, depth=args.max_nesting, choices=args.max_choices
         ),

@@ -1,12 +1,15 @@
 """The Python API in vLLM's shape: LLM for batches, AsyncLLM for streams, the engine in this process."""
 
 import asyncio
+import gc
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError, RequestError, RidgelineError
 from ridgeline.engine.adapters import load_all, need_adapters, seated
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.compiling import need_grammars
@@ -19,6 +22,7 @@ from ridgeline.frontend.files import load_text
 from ridgeline.frontend.generation import Generation
 from ridgeline.frontend.protocol import News
 from ridgeline.frontend.text import TextLayer
+from ridgeline.models.resolve import open_model
 from ridgeline.schedule.request import NewRequest
 from ridgeline.spec.sampling import SamplingParams
 
@@ -121,11 +125,12 @@ class _Assembled:
             self._engine.checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template
         )
         self.default_params = self._engine.default_params
+        self._spec, self._info = self._engine.spec, self._engine.info
 
     @property
     def info(self) -> Mapping[str, Any]:
         """What the engine is and how it came to be: sizes, choices and the seconds of its start."""
-        return self._engine.info
+        return self._info
 
     def _encoded(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[EncodedRequest]:
         requests = encode_prompts(self.text, prompts, self.default_params if params is None else params)
@@ -162,9 +167,62 @@ class LLM(_Assembled):
 
     def _start(self, config: EngineConfig) -> None:
         super()._start(config)
-        self._offline = Offline(
-            self._engine.loop, self.text.tokenizer, self._clock, self._engine.adapters
+        self._offline: Offline | None = self._made()
+
+    def _made(self) -> Offline:
+        engine = self._engine
+        return Offline(engine.loop, self.text.tokenizer, self._clock, engine.adapters)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True between `sleep` and `wake_up`: there is no engine."""
+        return self._offline is None
+
+    def _awake(self) -> Offline:
+        if self._offline is None:
+            raise RequestError("the model sleeps: call wake_up first", code="sleeping", status=503)
+        return self._offline
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back all memory of the cache and the weights until `wake_up`. level: 1 or 2, the same here."""
+        if level not in (1, 2):
+            raise ConfigError(f"sleep has no level {level}: use 1 or 2")
+        if not self.is_sleeping:
+            self._offline = None
+            self._engine.close()
+            del self._engine
+            gc.collect()  # an engine's parts refer to one another
+
+    def wake_up(self) -> None:
+        """Load the weights again, and the adapters of the start, with an empty cache."""
+        if self.is_sleeping:
+            self._engine = build_engine(self.config)
+            self._info = self._engine.info
+            self._offline = self._made()
+
+    def reload_weights(self, path: str) -> None:
+        """Go on with the weights of another checkpoint of the same shape and an empty cache; from sleep too.
+
+        Raises ConfigError for another shape and CheckpointError for weights that cannot be loaded; those
+        before stay then.
+        """
+        before, config = self.config, replace(self.config, model=path, revision=None)
+        found = open_model(
+            path, revision=None, load_format=config.load_format, overrides=config.hf_overrides
         )
+        if not self._spec.same_shape(found.spec):
+            raise ConfigError(
+                f"{path} has another shape ({found.spec.num_params:,} parameters) than this model "
+                f"({self._spec.num_params:,}): make another LLM for it"
+            )
+        self.sleep()
+        self.config = config
+        try:
+            self.wake_up()
+        except RidgelineError:
+            self.config = before
+            self.wake_up()
+            raise
 
     def generate(
         self,
@@ -181,7 +239,8 @@ class LLM(_Assembled):
         model's own defaults. adapter: the name of a loaded one. progress: show a bar; None as the engine was
         told. Raises RequestError before anything runs.
         """
-        return self._run(self._encoded(prompts, params), priority, adapter, progress)
+        offline = self._awake()
+        return self._run(offline, self._encoded(prompts, params), priority, adapter, progress)
 
     def chat(
         self,
@@ -196,30 +255,36 @@ class LLM(_Assembled):
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template."""
+        offline = self._awake()
         requests = self._encoded_chats(messages, params, tools, add_generation_prompt, template_variables)
-        return self._run(requests, priority, adapter, progress)
+        return self._run(offline, requests, priority, adapter, progress)
 
     def _run(
-        self, requests: list[EncodedRequest], priority: int, adapter: str, progress: bool | None
-    ) -> list[RequestOutput]:
+        self, offline: Offline, requests: list[EncodedRequest], priority: int, adapter: str,
+        progress: bool | None,
+    ) -> list[RequestOutput]:  # fmt: skip
         shown = self.config.progress if progress is None else progress
-        return self._offline.run(requests, priority=priority, progress=shown, adapter=adapter)
+        return offline.run(requests, priority=priority, progress=shown, adapter=adapter)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter beside those that it started with. ConfigError when it cannot be."""
+        self._awake()
         load_all(need_adapters(self._engine.adapters, to_change=True), [(name, path)])
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. RequestError for one that is not loaded."""
+        self._awake()
         need_adapters(self._engine.adapters, to_change=True).unload(name)
 
     def stats(self) -> Mapping[str, Any]:
         """The loop's gauges and counters."""
+        self._awake()
         return self._engine.loop.stats()
 
     def close(self) -> None:
         """Give back threads and memory."""
-        self._engine.close()
+        if not self.is_sleeping:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -52,6 +52,22 @@ class EngineKeeper:
         await asyncio.gather(self._keeping, return_exceptions=True)
         await self._client.close()
 
+    async def rest(self, why: str) -> None:
+        """End the engine on purpose; until `resume` nobody starts it."""
+        self._trouble = why
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._client.close()
+
+    async def resume(self, start: Callable[[], Awaitable[EngineClient]]) -> None:
+        """Start an engine after `rest`, from now on by `start`. What keeps it from starting is raised, and
+        there is none then."""
+        client = await start()
+        await self._adapt(client)
+        self._client = client
+        self._start, self._trouble = start, None
+        self._keeping = asyncio.create_task(self._keep())
+
     async def lost(self) -> str:
         """Waits until there is no engine and will be none; why."""
         return await asyncio.shield(self._lost)

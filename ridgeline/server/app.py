@@ -26,6 +26,7 @@ from ridgeline.api.limits import Limits, too_large
 from ridgeline.api.messages import Messages
 from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
+from ridgeline.api.parse import parse
 from ridgeline.api.responses import Responses
 from ridgeline.api.resume import Streams
 from ridgeline.api.schema import describe_bodies
@@ -37,6 +38,7 @@ from ridgeline.server.access import OPEN, Access
 from ridgeline.server.health import Health
 from ridgeline.server.journal import Journal
 from ridgeline.server.keys import Keys
+from ridgeline.server.rest import ASLEEP, AWAKE, Reload, Rest
 
 _JSON = "application/json"
 RETRY_S = 5.0
@@ -45,10 +47,11 @@ _FRESH = {"cache-control": "no-store"}
 
 def build_app(
     api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (),
-    pages: Sequence[BaseRoute] = (), log_prompts: bool = False,
+    pages: Sequence[BaseRoute] = (), log_prompts: bool = False, rest: Rest | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
-    nothing of clients: they, and all below their first segments, are open. log_prompts: of each request."""
+    nothing of clients: they, and all below their first segments, are open. log_prompts: of each request.
+    rest: what callers with a key may put to sleep; None: nobody may."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -57,7 +60,9 @@ def build_app(
     _add_responses(app, api)
     _add_streams(app, api.streams)
     _add_model(app, api)
-    _add_operation(app, api, health, keys)
+    _add_operation(app, api, health, keys, rest)
+    if rest is not None:
+        _add_rest(app, rest, api.served.limits)
     describe_bodies(app)
     app.router.routes.extend(pages)
     trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
@@ -160,16 +165,18 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
         return _json(await detokenize(api, await _body(request, api.served.limits)))
 
 
-def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> None:
+def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: Rest | None) -> None:
     @app.get("/health", tags=["operation"])
     async def get_health() -> Response:
-        """200 while the engine makes progress, 503 when it is gone or stuck."""
+        """200 while the engine makes progress or was put to sleep, 503 when it is gone or stuck."""
+        if rest is not None and rest.state != AWAKE:
+            return _state(True, rest.state)
         trouble = health.trouble()
         return _state(trouble is None, trouble or "ok")
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """200 while new requests are taken; 503 during a shutdown too."""
+        """200 while new requests are taken; 503 during a shutdown and a sleep too."""
         trouble = "shutting down" if api.admission.closed else health.trouble()
         return _state(trouble is None, trouble or "ok")
 
@@ -200,6 +207,35 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys) -> Non
     async def get_version() -> Response:
         """The server's version."""
         return _json(to_json({"version": version("ridgeline")}))
+
+
+def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
+    @app.post("/sleep", tags=["operation"])
+    async def sleep(request: Request) -> Response:
+        """End what runs, then give back all memory of the cache and the weights; level is 1 or 2."""
+        level = request.query_params.get("level", "1")
+        if level not in ("1", "2"):
+            raise RequestError(f"level is {level:.20}; use 1 or 2", param="level", code="invalid_value")
+        await rest.sleep()
+        return _json(to_json({"is_sleeping": True}))
+
+    @app.post("/wake_up", tags=["operation"])
+    async def wake_up() -> Response:
+        """Load the weights again, and serve."""
+        await rest.wake_up()
+        return _json(to_json({"is_sleeping": False}))
+
+    @app.get("/is_sleeping", tags=["operation"])
+    async def is_sleeping() -> Response:
+        """Whether the engine sleeps."""
+        return _json(to_json({"is_sleeping": rest.state == ASLEEP}))
+
+    @app.post("/v1/ridgeline/reload", tags=["operation"])
+    async def reload(request: Request) -> Response:
+        """Serve the weights of another checkpoint of the same shape, {"path": ...}."""
+        asked = parse(await _body(request, limits), Reload, limits)
+        await rest.reload(asked.path)
+        return _json(to_json({"path": asked.path}))
 
 
 async def _generate(

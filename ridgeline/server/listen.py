@@ -40,8 +40,9 @@ async def listen(
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
     app = build_app(
-        running.api, health, keys=keys, origins=origins, pages=pages, log_prompts=settings.logs.prompts
-    )
+        running.api, health, keys=keys, origins=origins, pages=pages, log_prompts=settings.logs.prompts,
+        rest=running.rest if settings.sleep_mode else None,
+    )  # fmt: skip
     options = uvicorn.Config(
         app,
         lifespan="off",

@@ -26,11 +26,12 @@ from ridgeline.frontend.tools.thinking import thinks
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.schedule.targets import Targets
+from ridgeline.server.rest import Rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Endpoints over a running engine. info: what the engine says of itself.
+    """Endpoints over a running engine. info: what the engine says of itself. rest: its sleep.
 
     seconds: of the start. "text" runs beside "engine"; the others follow one another from exec to "total".
     """
@@ -39,6 +40,7 @@ class Running:
     client: EngineKeeper
     info: Mapping[str, Any]
     seconds: Mapping[str, float]
+    rest: Rest | None = None
 
 
 @asynccontextmanager
@@ -61,8 +63,8 @@ async def start(
     opened = time.monotonic()
     if checkpoint.path is not None:
         config = replace(config, model=str(checkpoint.path))
-    launch = partial(EngineClient.start, config, stall_s=stall_s, logs=logs, module=engine)
-    starting = asyncio.create_task(EngineKeeper.start(launch))
+    launch = partial(EngineClient.start, stall_s=stall_s, logs=logs, module=engine)
+    starting = asyncio.create_task(EngineKeeper.start(partial(launch, config)))
     try:
         text = await asyncio.to_thread(
             load_text, checkpoint.path, tokenizer=config.tokenizer, chat_template=config.chat_template
@@ -86,7 +88,8 @@ async def start(
         api.adapters |= {info["name"]: adapter_card(base, info) for info in client.info["adapters"]}
         if base.id in api.adapters:
             raise ConfigError(f"--lora {base.id} is the base model's name: give the adapter another")
-        yield Running(api=api, client=client, info=client.info, seconds=seconds)
+        rest = Rest(client, api.admission, config, checkpoint.spec, launch)
+        yield Running(api=api, client=client, rest=rest, info=client.info, seconds=seconds)
     finally:
         await client.close()
 

@@ -2,7 +2,7 @@
 reads it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
@@ -72,6 +72,12 @@ class ModelSpec:
             yield "head.weight", ParamSpec(name="weight", shape=table, role="linear", shard=0)
         for param in self.vision.params() if self.vision is not None else ():
             yield f"vision.{param.name}", param
+
+    def same_shape(self, other: "ModelSpec") -> bool:
+        """True when the other's weights and cache could take the place of this one's: all is the same but the
+        format that numbers are stored in."""
+        stored = replace(other, dtype=self.dtype, stored_as=self.stored_as, stored_plain=self.stored_plain)
+        return stored == self
 
     @property
     def num_params(self) -> int:

@@ -26,6 +26,7 @@ FLAGS = {
     "serve": ENGINE | {
         "--host", "--port", "--api-key", "--api-key-file", "--allowed-origin", "--served-model-name",
         "--shutdown-timeout", "--stall-timeout", "--otlp-endpoint", "--config",
+        "--enable-sleep-mode",
         "--ssl-certfile", "--ssl-keyfile", "--log-format", "--log-prompts", "--max-body-bytes",
         "--max-nesting", "--max-choices",
     },

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.cli import main
@@ -52,10 +53,10 @@ class WrongCache:
     def begin(self, plan: StepPlan, now: float) -> int:
         new = [start.row for start in plan.row_starts]
         found = [row for row, start in zip(plan.row.tolist(), plan.start.tolist()) if start and row in new]
-        tables = tuple(replace(table, page=np.where(
+        tables = tuple(structs.replace(table, page=np.where(
             np.isin(table.row, found) & (table.index == 0), table.page[-1], table.page).astype(np.int32))
             if len(table.page) else table for table in plan.tables)
-        return self._executor.begin(replace(plan, tables=tables), now)
+        return self._executor.begin(structs.replace(plan, tables=tables), now)
 
 
 def config(folder: Path) -> EngineConfig:
