@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.blocks.step import Step
 from ridgeline.frontend import structure
+from ridgeline.nn.build import Model
 from tests.engine.tiny import tiny_folder
 
 OWN: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "threads": 1, "max_num_seqs": 8,
@@ -70,3 +72,21 @@ def test_models_with_states(tmp_path: Path) -> None:
     plain, slow = answers(folder, jump_ahead=False, **settings)
     jumped, fast = answers(folder, jump_ahead=True, **settings)
     assert jumped == plain and fast["num_steps"] < 0.8 * slow["num_steps"]
+
+
+@pytest.mark.soak
+def test_steps_that_lack_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step that is undone has forced is forced again."""
+    folder = tiny_folder(tmp_path / "model", max_position_embeddings=160)
+    settings: dict[str, Any] = {"kv_cache_bytes": 2_000_000}
+    plain, _ = answers(folder, jump_ahead=False, **settings)
+    forward = Model.forward
+
+    def small(model: Model, step: Step) -> Any:
+        if len(step.ids_T) > 10:
+            raise MemoryError
+        return forward(model, step)
+
+    monkeypatch.setattr(Model, "forward", small)
+    jumped, stats = answers(folder, jump_ahead=True, **settings)
+    assert jumped == plain and stats["num_undone"]
