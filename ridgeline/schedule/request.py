@@ -50,7 +50,10 @@ class NewRequest:
     slot of the one that it takes, 0 for the base model. arrived_s: the clock's seconds when the server took
     it; tokenised_s: when its tokens were on their way to the engine (None: at once). imported: tokens from
     the prompt's start whose cache comes with the request, computed elsewhere; below the prompt's length.
-    predicted_output: tokens expected of an answer; None: nobody expects any.
+    first_token_s: when the prompt's last token, which is the answer's first, came to the client from the
+    engine that computed the rest; None: all of the prompt is one. leases: what it computed stays pinned when
+    it has ended, until somebody acknowledges that its cache has arrived elsewhere. predicted_output: tokens
+    expected of an answer; None: nobody expects any.
     """
 
     id: str
@@ -63,6 +66,8 @@ class NewRequest:
     tokenised_s: float | None = None
     tenant: str = ""
     imported: int = 0
+    first_token_s: float | None = None
+    leases: bool = False
     predicted_output: int | None = None
 
 
@@ -105,11 +110,11 @@ class Request:
     computed before the last preemption. away: what it computed waits in host memory. wasted_tokens: computed
     more than once, or past the end. prompt_logprobs_from: the first prompt position whose log-probability is
     still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
-    yet; 0 once it has started. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
-    first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
-    num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does
-    not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows
-    of it.
+    yet; 0 once it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits`
+    keeps them. first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks,
+    num_drafts, num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say
+    of it does not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what
+    `overload` knows of it.
     """
 
     number: int
@@ -140,6 +145,7 @@ class Request:
     reuse_limit: str = ""
     prompt_logprobs_from: int = 1
     imported: int = 0
+    leases: bool = False
     lost_tokens: int = 0
     away: bool = False
     wasted_tokens: int = 0
