@@ -259,10 +259,10 @@ def _check_whole(piece: Piece, job: Job) -> None:
     finish, error = piece.delta.finish, piece.delta.error
     if finish == "shed":
         news = job.choice(piece.index).last_news
-        after_s = None if news is None else float((news.account or {}).get("retry_after_s", 0.0))
-        raise RequestError(
-            f"the server is overloaded: {error}", code="overloaded", status=429, retry_after_s=after_s
-        )
+        given = None if news is None else (news.account or {}).get("retry_after_s")
+        why = "the server is overloaded" if given is not None else "the server cannot keep a target"
+        after_s = None if given is None else float(given)
+        raise RequestError(f"{why}: {error}", code="overloaded", status=429, retry_after_s=after_s)
     if finish == "error":
         _LOG.error("the engine gave a request up: %s", error)
         raise RequestError(

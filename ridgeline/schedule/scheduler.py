@@ -178,6 +178,8 @@ class Scheduler:
         limits = self._policy.limits(view, now)
         counts, draft = self._serve(limits)
         starts = self._admission.admit(counts, limits, view, self._committed, now)
+        if self._overload is not None:
+            self._overload.started(start.request for start in starts)
         self._held = 0 if limits.rows is None else self._held + 1
         if limits.rows is not None and not np.count_nonzero(counts):
             self._held = 0

@@ -5,7 +5,5 @@ from ridgeline.schedule.request import Request
 
 
 class Shortest(Policy):
-    passes = None
-
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.predicted_output, request.arrived_s, request.number)
