@@ -88,6 +88,8 @@ class Book:
         self._families[new.id] = choices
         self.counters.num_requests += 1
         for request in choices:
+            if new.predicted_output is None:
+                request.predicted_output = self.outputs.usual(request.tenant, request.max_tokens)
             request.order = self._policy.order(request)
             self.requests[request.number] = request
             self.stops[list(request.stop_token_ids)] += 1

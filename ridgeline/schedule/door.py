@@ -98,7 +98,7 @@ class Door:
                 imported=new.imported, leases=new.leases, first_token_s=new.first_token_s,
                 token_times_s=[] if new.first_token_s is None else [new.first_token_s],
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
-                predicted_output=max_tokens if new.predicted_output is None else new.predicted_output,
+                predicted_output=new.predicted_output or 0,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
                 prompt_logprobs_from=scored_from if choice == 0 else len(prompt))
             for choice in range(params.n)

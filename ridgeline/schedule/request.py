@@ -53,7 +53,7 @@ class NewRequest:
     first_token_s: when the prompt's last token, which is the answer's first, came to the client from the
     engine that computed the rest; None: all of the prompt is one. leases: what it computed stays pinned when
     it has ended, until somebody acknowledges that its cache has arrived elsewhere. predicted_output: tokens
-    expected of an answer; None: nobody expects any.
+    expected of an answer; None: as many as its tenant's had.
     """
 
     id: str
@@ -104,7 +104,7 @@ class Request:
     tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
     token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
     started before it while it was the eldest or had no room; aged: often enough to rank first (`admit`).
-    predicted_output: tokens; what it may have at the most when nobody predicts. row: the runner row while
+    predicted_output: tokens; what it may have at the most when nothing is known. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
     computed before the last preemption. away: what it computed waits in host memory. wasted_tokens: computed
