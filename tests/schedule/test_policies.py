@@ -75,17 +75,18 @@ class Engine:
         plan = self.scheduler.plan(now)
         if plan is None:
             return {}
-        result = replace(result_of(plan), started_s=now, finished_s=now + self.seconds(plan))
+        result = result_of(plan, float(now), now + self.seconds(plan))
         for output in self.scheduler.commit(plan, result, now + 1):
             if output.finish is not None:
                 self.ended.append(int(output.id))
         return dict(zip(plan.request.tolist(), plan.count.tolist()))
 
 
-def result_of(plan: StepPlan) -> StepResult:
+def result_of(plan: StepPlan, started_s: float, finished_s: float) -> StepResult:
     num_new = (plan.sample == 1).astype(np.int32)
     return StepResult(step=plan.step, num_new=num_new, failed=np.zeros(plan.num_rows, np.uint8),
-                      tokens=np.full(int(num_new.sum()), 3, np.int32))
+                      tokens=np.full(int(num_new.sum()), 3, np.int32), started_s=started_s,
+                      finished_s=finished_s)
 
 
 @dataclass
