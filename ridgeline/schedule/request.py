@@ -112,8 +112,6 @@ class Request:
     still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
     yet; 0 once it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits`
     keeps them. first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks,
-    yet; 0 once it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits`
-    keeps them. first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks,
     num_drafts, num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say
     of it does not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what
     `overload` knows of it.
