@@ -39,7 +39,8 @@ def _row(one: Outcome) -> tuple[str, ...]:
 
 def capacity_text(found: Sequence[Capacity]) -> str:
     """A row a policy: its highest rate, and the latencies at it."""
-    rows = [("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "ITL p99", "tries")]
+    rows: list[tuple[str, ...]] = [
+        ("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "ITL p99", "tries")]
     for one in found:
         at = one.outcome
         ttft, tpot, itl = (at.latencies[name].get("p99") for name in ("ttft", "tpot", "itl"))
