@@ -350,10 +350,10 @@ class Harness:
         self._check = check
 
     def add(self, name: str, prompt: Sequence[int], params: SamplingParams | None = None, *,
-            priority: int = 0, salt: str = "") -> None:
+            priority: int = 0, salt: str = "", tenant: str = "") -> None:
         self.loop.add(NewRequest(
             id=name, prompt=np.array(prompt, np.int32), params=params or SamplingParams(seed=1, max_tokens=8),
-            priority=priority, cache_salt=salt, arrived_s=self.clock.now()))
+            priority=priority, cache_salt=salt, tenant=tenant, arrived_s=self.clock.now()))
 
     def step(self) -> list[Output]:
         outputs = self.loop.step()

@@ -46,6 +46,7 @@ class Engine(Protocol):
         tenant: str = "",
         adapter: str = "",
         arrived_s: float | None = None,
+        predicted_output: int | None = None,
     ) -> AsyncGenerator[News, None]:
         """News until every choice is closed. Closing the generator early aborts the request."""
         ...
@@ -79,6 +80,7 @@ class Job:
         priority: int,
         cache_salt: str,
         adapter: str,
+        predicted_output: int | None = None,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -89,6 +91,7 @@ class Job:
         self._priority = priority
         self._cache_salt = cache_salt
         self._adapter = adapter
+        self._predicted_output = predicted_output
         self._running: set[str] = set()
         self._ended = [asyncio.Event() for _ in prompts]
         self.cancelled = False
@@ -127,6 +130,7 @@ class Job:
             tenant=clock.caller.tenant,
             adapter=self._adapter,
             arrived_s=clock.arrived_s,
+            predicted_output=self._predicted_output,
         )
         try:
             async with aclosing(news_of):

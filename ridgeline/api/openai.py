@@ -82,7 +82,8 @@ class OpenAI:
             self._check_served(request, params)
             prompts = await completion_prompts(served, request.prompt, params.n)
             job = self.job(
-                prompts, params, clock, model, priority=request.priority, cache_salt=request.cache_salt
+                prompts, params, clock, model, priority=request.priority, cache_salt=request.cache_salt,
+                predicted_output=request.predicted_output_tokens,
             )
             return await self._reply(CompletionForm(job, model, request), request, clock)
 
@@ -113,7 +114,7 @@ class OpenAI:
         params = replace(params, grammar=_with_thought(params.grammar, budgets, served, asked.thought))
         job = self.job(
             [asked.prompt], params, clock, asked.model, priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=request.cache_salt, predicted_output=request.predicted_output_tokens,
         )
         return await self._reply(form(job, asked), request, clock)
 
@@ -174,7 +175,7 @@ class OpenAI:
 
     def job(
         self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, model: str, *,
-        priority: int | None = None, cache_salt: str | None = None,
+        priority: int | None = None, cache_salt: str | None = None, predicted_output: int | None = None,
     ) -> Job:  # fmt: skip
         """Prompts that are about to start. model: the name that they ask. Raises RequestError, status 429,
         when the key has none left."""
@@ -184,6 +185,7 @@ class OpenAI:
             self.engine, self.served.text.tokenizer, prompts, params,
             priority=_priority(priority, clock.caller.priority), cache_salt=cache_salt or "",
             adapter="" if model == self.served.card.id else model,
+            predicted_output=predicted_output,
         )  # fmt: skip
 
     async def done(self, job: Job, clock: RequestClock) -> None:
@@ -259,10 +261,10 @@ def _check_whole(piece: Piece, job: Job) -> None:
     finish, error = piece.delta.finish, piece.delta.error
     if finish == "shed":
         news = job.choice(piece.index).last_news
-        after_s = None if news is None else float((news.account or {}).get("retry_after_s", 0.0))
-        raise RequestError(
-            f"the server is overloaded: {error}", code="overloaded", status=429, retry_after_s=after_s
-        )
+        given = None if news is None else (news.account or {}).get("retry_after_s")
+        why = "the server is overloaded" if given is not None else "the server cannot keep a target"
+        after_s = None if given is None else float(given)
+        raise RequestError(f"{why}: {error}", code="overloaded", status=429, retry_after_s=after_s)
     if finish == "error":
         _LOG.error("the engine gave a request up: %s", error)
         raise RequestError(

@@ -46,10 +46,11 @@ class Generate(Strict, kw_only=True):
     """What completions and chats share. max_tokens beyond the context's end is cut there; see params.py for
     defaults.
 
-    priority: lower is sooner. cache_salt: prompts share cached prefixes only under an equal salt. ignore_eos,
-    min_tokens, stop_token_ids, include_stop_str_in_output, return_token_ids: as in vLLM. user, metadata:
-    accepted and not used. store, service_tier: only what asks for nothing is accepted. response_format,
-    structured_outputs and the older guided_*: the answer's structure, at most one of them.
+    priority: lower is sooner. predicted_output_tokens: how long the caller thinks the answer becomes, for
+    policies that go by it; nothing is cut by it. cache_salt: prompts share cached prefixes only under an
+    equal salt. ignore_eos, min_tokens, stop_token_ids, include_stop_str_in_output, return_token_ids: as in
+    vLLM. user, metadata: accepted and not used. store, service_tier: only what asks for nothing is accepted.
+    response_format, structured_outputs and the older guided_*: the answer's structure, at most one of them.
     """
 
     model: str | None = None
@@ -74,6 +75,7 @@ class Generate(Strict, kw_only=True):
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=LIMITS.logprobs)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    predicted_output_tokens: Count | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     return_token_ids: bool | None = None
     user: str | None = None

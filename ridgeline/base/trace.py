@@ -84,9 +84,9 @@ class RequestRecord:
 
     For a replay (`sim.replay`), where it is recorded: number, of all choices in the order they came;
     came_after, left_after: steps that had finished when it came, and when somebody ended it (None: it ended
-    by itself). max_tokens: the most it might answer. block_ids: of its full blocks of block_tokens tokens,
-    prompt and output; equal ids stand for equal texts up to there. token_ids: the text itself, where that
-    was asked for.
+    by itself). max_tokens: the most it might answer; predicted_output: what was expected. block_ids: of its
+    full blocks of block_tokens tokens, prompt and output; equal ids stand for equal texts up to there.
+    token_ids: the text itself, where that was asked for.
     """
 
     id: str
@@ -119,6 +119,7 @@ class RequestRecord:
     came_after: int = 0
     left_after: int | None = None
     max_tokens: int = 0
+    predicted_output: int = 0
     block_tokens: int = 0
     block_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import count, positive, seconds, size
+from ridgeline.commands.progress import Progress
 from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds
 from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
@@ -185,29 +185,10 @@ def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
                        length_scale=args.length_scale)
 
 
-class _Progress:
-    """A line on stderr once a run takes longer than two seconds."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total = what, total
-        self._begun = self._last = time.monotonic()
-
-    def __call__(self, begun: int, now: float) -> None:
-        wall = time.monotonic()
-        if wall - self._begun > 2 and wall - self._last > 1:
-            self._last = wall
-            print(f"\r{self._what}: {begun} of {self._total} requests, {now:.0f} s simulated", end="",
-                  file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._last > self._begun:
-            print(file=sys.stderr)
-
-
 def _run(topology: "Topology", serving: "Serving", workload: "Workload") -> "Outcome":
     from ridgeline.sim.cluster import simulate_cluster
 
-    progress = _Progress(serving.policy, len(workload.requests))
+    progress = Progress(serving.policy, len(workload.requests))
     try:
         return simulate_cluster(topology, serving, workload, progress)
     finally:

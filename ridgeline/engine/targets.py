@@ -6,6 +6,7 @@ from ridgeline.ledger.price import Price
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.overload import Mode, Overload
 from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.targets import Targets
 
 
 def build_overload(
@@ -26,6 +27,6 @@ def build_overload(
     layout = capacity.layout
     cut = any(group.state_pages for group in layout.groups)  # chunks end at marks, and leave room to others
     return Overload(
-        mode=Mode(config.overload), ttft_s=config.ttft_s, price=price, block_tokens=layout.block_tokens,
-        passes=None if cut else policy.passes,
+        mode=Mode(config.overload), targets=Targets(ttft_s=config.ttft_s, tpot_s=config.tpot_s), price=price,
+        block_tokens=layout.block_tokens, passes=None if cut else policy.passes, by_tenant=policy.by_tenant,
     )  # fmt: skip

@@ -53,6 +53,7 @@ def new_request(submit: Submit, now: float) -> NewRequest:
         arrived_s=arrived_s,
         tokenised_s=tokenised_s,
         tenant=submit.tenant,
+        predicted_output=submit.predicted_output,
     )
 
 

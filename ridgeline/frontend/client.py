@@ -171,6 +171,7 @@ class EngineClient:
     async def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
         cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
+        predicted_output: int | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """News of all choices until each is closed. Closing the generator before that aborts the request.
         arrived_s: when somebody first asked for it, by the machine's monotonic clock.
@@ -187,7 +188,7 @@ class EngineClient:
                 Submit(
                     id=request_id, prompt=list(prompt), sampling=to_wire(params), priority=priority,
                     cache_salt=cache_salt, tenant=tenant, adapter=adapter, arrived_s=arrived_s,
-                    tokenised_s=self._clock.now(),
+                    tokenised_s=self._clock.now(), predicted_output=predicted_output,
                 )
             )  # fmt: skip
             while open_choices:

@@ -85,12 +85,13 @@ class EngineKeeper:
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
         cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
+        predicted_output: int | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """As EngineClient.submit, of the engine that is there now."""
         self._check()
         return self._client.submit(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant,
-            adapter=adapter, arrived_s=arrived_s,
+            adapter=adapter, arrived_s=arrived_s, predicted_output=predicted_output,
         )  # fmt: skip
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None:

@@ -39,7 +39,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. prompt: token ids. adapter: its name, "" for the base model. arrived_s, tokenised_s:
-    when the server took it, and when its tokens were ready, on the machine's monotonic clock; None: now."""
+    when the server took it, and when its tokens were ready, on the machine's monotonic clock; None: now.
+    predicted_output: tokens that its caller expects of an answer."""
 
     id: str
     prompt: list[int]
@@ -50,6 +51,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     adapter: str = ""
     arrived_s: float | None = None
     tokenised_s: float | None = None
+    predicted_output: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -41,8 +41,8 @@ class Book:
     """Requests by number, families by id, the rows, the queue and the running ones by rank.
 
     index: False keeps what was computed out of the prefix index (the naive path). ended: choices that ended
-    since the last take_ended(). outputs: how long answers became. stops: [vocab_size] how many living choices
-    end at an id.
+    since the last take_ended(). outputs: how long answers became. leases: numbers of ended requests whose
+    pages are pinned, by id. stops: [vocab_size] how many living choices end at an id.
     """
 
     def __init__(self, *, rows: Rows, manager: Manager, policy: Policy, door: Door, index: bool,
@@ -55,6 +55,7 @@ class Book:
         self.outputs = Outputs()
         self.requests: dict[int, Request] = {}
         self.stops = np.zeros(door.vocab_size, np.int32)
+        self.leases: dict[str, int] = {}
         self._families: dict[str, list[Request]] = {}
         self._ended: list[Request] = []
         self._manager = manager
@@ -78,7 +79,7 @@ class Book:
 
     def add(self, new: NewRequest) -> None:
         """RequestError when it can never run, or when a request of this id is alive."""
-        if new.id in self._families:
+        if new.id in self._families or new.id in self.leases:
             raise RequestError(f"a request with id {new.id!r} is still running: choose another id",
                                param="id", code="duplicate_id")
         self._door.check(new)
@@ -87,6 +88,8 @@ class Book:
         self._families[new.id] = choices
         self.counters.num_requests += 1
         for request in choices:
+            if new.predicted_output is None:
+                request.predicted_output = self.outputs.usual(request.tenant, request.max_tokens)
             request.order = self._policy.order(request)
             self.requests[request.number] = request
             self.stops[list(request.stop_token_ids)] += 1
@@ -146,7 +149,7 @@ class Book:
     def finish(self, request: Request, reason: Finish, now: float) -> None:
         """End a choice wherever it stands, free what it holds and let a sibling that waited for it go on."""
         if request.row >= 0:
-            self._leave_row(request)
+            self._leave_row(request, lease=request.leases and reason in (Finish.STOP, Finish.LENGTH))
         else:
             self.waits.end(request)
             if request.status is Status.WAITING:
@@ -165,6 +168,10 @@ class Book:
         if reason in (Finish.STOP, Finish.LENGTH):
             self.outputs.observe(request.tenant, request.num_output)
         self._ended.append(request)
+
+    def acknowledge(self, request_id: str) -> None:
+        """Its cache is where it was sent: nothing is held for it any more."""
+        self._manager.release(self.leases.pop(request_id))
 
     def give_up(self, request: Request) -> None:
         """What a waiting request has in host memory is needed no more."""
@@ -202,7 +209,7 @@ class Book:
         for request in self.requests.values():
             stops[list(request.stop_token_ids)] += 1
         assert np.array_equal(stops, self.stops)
-        assert self._manager.num_seqs == len(running) + sum(r.away for r in queued)
+        assert self._manager.num_seqs == len(running) + len(self.leases) + sum(r.away for r in queued)
         assert not any(r.away for r in running + preparing)
         assert all((request.wait is None) == (request.row >= 0) for request in self.requests.values())
         assert sum(self.waits.counts.values()) == self.num_waiting
@@ -213,16 +220,18 @@ class Book:
         self.waits.begin(request, Wait.STEP, self.waits.now)
         self.queue.add(request)
 
-    def _leave_row(self, request: Request, keep: int = 0) -> None:
+    def _leave_row(self, request: Request, keep: int = 0, *, lease: bool = False) -> None:
         """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never
         count as computed; drafts behind the text's end were, and are not of it). keep: positions that are to
-        wait in host memory."""
+        wait in host memory. lease: all pages stay pinned."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
         self._policy.leaves(request)
         if self._index:
             self._manager.commit(request.number, min(computed, len(request.tokens)), request.tokens)
         request.away = keep > 0 and self._manager.put_away(request.number, keep)
-        if not request.away:
+        if lease:
+            self.leases[request.id] = request.number
+        elif not request.away:
             self._manager.release(request.number)
         self.running.remove(request)

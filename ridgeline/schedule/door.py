@@ -73,7 +73,8 @@ class Door:
                                f"{self.vocab_size - 1}", param=param, code="invalid_value")
 
     def choices(self, new: NewRequest, first_number: int, drawn_seed: int) -> list[Request]:
-        """One Request for each of the n choices; those after the first wait for the first one's prompt.
+        """One Request for each of the n choices; those after the first wait for the first one's prompt. One
+        that has its first token already goes on as after a preemption.
 
         max_tokens is cut where the context or the cache ends. drawn_seed is used when the request brings
         none.
@@ -81,21 +82,23 @@ class Door:
         params = new.params
         seed = drawn_seed if params.seed is None else params.seed
         stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
-        room = self.max_request_tokens - len(new.prompt)
+        known = np.asarray(new.prompt, np.int32)
+        prompt = known if new.first_token_s is None else known[:-1]
+        room = self.max_request_tokens - len(prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        prompt = np.asarray(new.prompt, np.int32)
         scored_from = len(prompt) if params.prompt_logprobs is None else params.prompt_logprobs_from
         side = bisect_left(self.prompt_borders, len(prompt))
         salt = f"{new.cache_salt}\0{side}" if side else new.cache_salt
         return [
             Request(
                 number=first_number + choice, id=new.id, choice=choice, params=params,
-                seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt, tokens=prompt.tolist(),
+                seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt, tokens=known.tolist(),
                 stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
                 adapter=new.adapter, tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt),
-                imported=new.imported,
+                imported=new.imported, leases=new.leases, first_token_s=new.first_token_s,
+                token_times_s=[] if new.first_token_s is None else [new.first_token_s],
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
-                predicted_output=max_tokens if new.predicted_output is None else new.predicted_output,
+                predicted_output=new.predicted_output or 0,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,
                 prompt_logprobs_from=scored_from if choice == 0 else len(prompt))
             for choice in range(params.n)

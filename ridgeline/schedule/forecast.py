@@ -38,6 +38,10 @@ class Outputs:
         if len(self._seen) > self._most_tenants:
             self._seen.popitem(last=False)
 
+    def usual(self, tenant: str, most: int) -> int:
+        """Tokens of an answer that has not begun and may have `most`; that many where none has ended yet."""
+        return self.expect(tenant, 0, most) if tenant in self._seen else most
+
     def expect(self, tenant: str, produced: int, most: int) -> int:
         """Tokens of an answer in all, that has `produced` already and may have `most`: where nobody's went
         on from here, as many again."""

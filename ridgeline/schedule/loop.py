@@ -79,6 +79,10 @@ class Loop:
         now = self._clock.now()
         self._tell(self._scheduler.abort(request_id, choice, keep_tokens, now=now), aborted=True)
 
+    def acknowledge(self, request_id: str) -> None:
+        """See `Scheduler.acknowledge`."""
+        self._scheduler.acknowledge(request_id)
+
     # ---- steps
 
     def has_work(self) -> bool:

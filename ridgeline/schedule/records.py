@@ -136,5 +136,6 @@ def _replayable(request: Request, came: Came) -> dict[str, Any]:
     chain.extend(request.tokens, len(request.tokens) // size)
     ids = tuple(int.from_bytes(digest[:6], "big") for digest in chain.digests[1:])
     return {"number": request.number, "came_after": came.came_after, "left_after": came.left_after,
-            "max_tokens": request.max_tokens, "block_tokens": size, "block_ids": ids,
+            "max_tokens": request.max_tokens, "predicted_output": request.predicted_output,
+            "block_tokens": size, "block_ids": ids,
             "token_ids": tuple(request.tokens) if came.how.texts else ()}

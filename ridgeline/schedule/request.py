@@ -50,7 +50,10 @@ class NewRequest:
     slot of the one that it takes, 0 for the base model. arrived_s: the clock's seconds when the server took
     it; tokenised_s: when its tokens were on their way to the engine (None: at once). imported: tokens from
     the prompt's start whose cache comes with the request, computed elsewhere; below the prompt's length.
-    predicted_output: tokens expected of an answer; None: nobody expects any.
+    first_token_s: when the prompt's last token, which is the answer's first, came to the client from the
+    engine that computed the rest; None: all of the prompt is one. leases: what it computed stays pinned when
+    it has ended, until somebody acknowledges that its cache has arrived elsewhere. predicted_output: tokens
+    expected of an answer; None: as many as its tenant's had.
     """
 
     id: str
@@ -63,6 +66,8 @@ class NewRequest:
     tokenised_s: float | None = None
     tenant: str = ""
     imported: int = 0
+    first_token_s: float | None = None
+    leases: bool = False
     predicted_output: int | None = None
 
 
@@ -99,17 +104,17 @@ class Request:
     tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
     token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
     started before it while it was the eldest or had no room; aged: often enough to rank first (`admit`).
-    predicted_output: tokens; what it may have at the most when nobody predicts. row: the runner row while
+    predicted_output: tokens; what it may have at the most when nothing is known. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
     row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
     computed before the last preemption. away: what it computed waits in host memory. wasted_tokens: computed
     more than once, or past the end. prompt_logprobs_from: the first prompt position whose log-probability is
     still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
-    yet; 0 once it has started. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
-    first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
-    num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does
-    not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows
-    of it.
+    yet; 0 once it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits`
+    keeps them. first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks,
+    num_drafts, num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say
+    of it does not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what
+    `overload` knows of it.
     """
 
     number: int
@@ -140,6 +145,7 @@ class Request:
     reuse_limit: str = ""
     prompt_logprobs_from: int = 1
     imported: int = 0
+    leases: bool = False
     lost_tokens: int = 0
     away: bool = False
     wasted_tokens: int = 0

@@ -147,6 +147,10 @@ class Scheduler:
                 outputs.append(request.news())
         return outputs
 
+    def acknowledge(self, request_id: str) -> None:
+        """The cache of a request that leased it (`NewRequest.leases`) has arrived elsewhere."""
+        self._book.acknowledge(request_id)
+
     def take_ended(self) -> list[Request]:
         """Choices that ended since the last call, for the trace."""
         ended = self._book.take_ended()
@@ -174,13 +178,15 @@ class Scheduler:
         limits = self._policy.limits(view, now)
         counts, draft = self._serve(limits)
         starts = self._admission.admit(counts, limits, view, self._committed, now)
+        if self._overload is not None:
+            self._overload.started(start.request for start in starts)
         self._held = 0 if limits.rows is None else self._held + 1
         if limits.rows is not None and not np.count_nonzero(counts):
             self._held = 0
             counts, draft = self._serve(msgspec.structs.replace(limits, rows=None))
         self._memory.marks.leave(counts)
         if not np.count_nonzero(counts):
-            assert self._begun, "nothing is in flight and nobody can advance"
+            assert self._begun or self._book.leases, "nothing is in flight and nobody can advance"
             return None
         step, taken = self._next_step, self._rows.take(counts, draft)
         news = self._manager.close_step(step, self._rows.row_of, now)

@@ -3,8 +3,7 @@
 Routes with `schedule/route`, as a live cluster does. Engines meet in requests and caches alone, so each runs
 by itself between two of those: the heap holds what prefill engines do next, and caches on their way. A first
 token reaches its client with the cache, at the decode engine; there the cache waits outside the arena until
-the scheduler has pages for it. At the prefill engine it is cached as any prefix is while it travels: nothing
-is held for it.
+the scheduler has pages for it. At the prefill engine its pages are leased until it has arrived.
 """
 
 import heapq
@@ -99,12 +98,13 @@ class _Work:
 @dataclass(slots=True, kw_only=True)
 class _Life:
     """A request on its way. node: where it is, or is going. first: its record of the prefill engine, once it
-    has left that; then new is what the decode engine gets, when its cache is there; gone_s: when its client
-    went away on the way."""
+    has left that, `source`; then new is what the decode engine gets, when its cache is there; gone_s: when
+    its client went away on the way."""
 
     new: NewRequest
     node: int
     first: RequestRecord | None = None
+    source: int = -1
     there_s: float = 0.0
     gone_s: float | None = None
 
@@ -117,11 +117,11 @@ class _Life:
         waits_s = Counter(first.waits_s)
         waits_s.update(record.waits_s)
         return replace(
-            first, num_output=1 + record.num_output, finish=record.finish, finished_s=record.finished_s,
+            first, num_output=record.num_output, finish=record.finish, finished_s=record.finished_s,
             num_preemptions=first.num_preemptions + record.num_preemptions, first_token_s=self.there_s,
             wasted_tokens=first.wasted_tokens + record.wasted_tokens, waits_s=dict(waits_s),
             transfer_s=self.there_s - first.first_token_s,
-            token_times_s=(self.there_s, *record.token_times_s))
+            token_times_s=record.token_times_s)
 
 
 class _Books:
@@ -151,7 +151,7 @@ class Cluster:
     def __init__(self, topology: Topology, serving: Serving, traces: Sequence[Trace]) -> None:
         machines = topology.machines
         self.traces = traces
-        self._nodes = [Node(one, serving, _Books(self, i, trace))
+        self.nodes = [Node(one, serving, _Books(self, i, trace))
                        for i, (one, trace) in enumerate(zip(machines, traces, strict=True))]
         work = {id(one): _Work(one) for one in machines}
         self._work = [work[id(one)] for one in machines]
@@ -185,7 +185,8 @@ class Cluster:
         node = self._router.choose(new.prompt, new.cache_salt, [
             Candidate(node=node, work_s=self._outstanding.work_s(node), added_s=sum(parts[node]))
             for node in able])
-        self._nodes[node].add(replace(new, params=replace(new.params, max_tokens=1)) if splits else new)
+        first = replace(new, params=replace(new.params, max_tokens=1), leases=True)
+        self.nodes[node].add(first if splits else new)
         self._lives[new.id] = _Life(new=new, node=node)
         self._outstanding.sent(new.id, node, prompt_s=parts[node][0], answer_s=parts[node][1])
         self._watch(node)
@@ -198,11 +199,11 @@ class Cluster:
         if life.first is not None and life.there_s > self._now_s:
             life.gone_s = self._now_s
         else:
-            self._nodes[life.node].abort(request_id)
+            self.nodes[life.node].abort(request_id)
             self._watch(life.node)
 
     def next_event_at(self) -> float | None:
-        engines = [at for node in self._nodes if (at := node.next_event_at()) is not None]
+        engines = [at for node in self.nodes if (at := node.next_event_at()) is not None]
         return min([*engines, *(at for at, _, _, arriving in self._events if arriving)], default=None)
 
     def advance(self, until_s: float) -> list[Output]:
@@ -214,7 +215,7 @@ class Cluster:
             elif self._due.get(node) == at:
                 self._run(node, at)
                 self._watch(node)
-        for node in range(len(self._nodes)):
+        for node in range(len(self.nodes)):
             self._run(node, until_s)
         self._now_s = until_s
         news, self._news = self._news, []
@@ -223,7 +224,7 @@ class Cluster:
     # ---- an engine's news
 
     def _run(self, node: int, until_s: float) -> None:
-        for output in self._nodes[node].advance(until_s):
+        for output in self.nodes[node].advance(until_s):
             life = self._lives[output.id]
             if output.num_output:
                 self._outstanding.first_token(output.id)
@@ -254,6 +255,7 @@ class Cluster:
         for node in self._last:
             self._run(node, now)
         new, source, num_bytes = life.new, life.node, self._cache_bytes[life.node](len(life.new.prompt))
+        life.source = source
         answer = max(self._expected_answer() - 1, 0.0)
         candidates = [
             Candidate(node=node, work_s=self._outstanding.work_s(node),
@@ -262,9 +264,8 @@ class Cluster:
             for node in self._able(self._decode, len(new.prompt) + 1)]
         life.node = self._pairing.choose(new.prompt, new.cache_salt, candidates)
         life.there_s = self._ports.send(source, life.node, num_bytes, now)
-        most = None if new.params.max_tokens is None else new.params.max_tokens - 1
         life.new = replace(new, prompt=np.append(new.prompt, np.int32(token)), imported=len(new.prompt),
-                           params=replace(new.params, max_tokens=most))
+                           first_token_s=life.there_s)
         added_s = next(one.added_s for one in candidates if one.node == life.node)
         self._outstanding.sent(new.id, life.node, prompt_s=0.0, answer_s=added_s)
         self._push(life.there_s, life.node, new.id)
@@ -272,9 +273,12 @@ class Cluster:
     def _arrive(self, request_id: str, now: float) -> None:
         """A cache is where it was sent: its request joins that engine's queue, unless its client has gone."""
         life = self._lives[request_id]
+        self._run(life.source, now)
+        self.nodes[life.source].acknowledge(request_id)
+        self._watch(life.source)
         if life.gone_s is None:
             self._run(life.node, now)
-            self._nodes[life.node].add(life.new)
+            self.nodes[life.node].add(life.new)
             return
         assert life.first is not None
         self._outstanding.ended(request_id)
@@ -287,7 +291,7 @@ class Cluster:
 
     def _able(self, nodes: Sequence[int], num_prompt: int) -> list[int]:
         """Engines that hold such a prompt and a token more."""
-        return [node for node in nodes if num_prompt < self._nodes[node].max_request_tokens]
+        return [node for node in nodes if num_prompt < self.nodes[node].max_request_tokens]
 
     def _expected_answer(self) -> float:
         """Tokens: the mean of the answers so far."""
@@ -295,17 +299,17 @@ class Cluster:
 
     def little_law(self) -> Mapping[str, float]:
         """Of a single engine; empty for several, in which a request may be twice at a time."""
-        return self._nodes[0].loop.little_law() if len(self._nodes) == 1 else {}
+        return self.nodes[0].loop.little_law() if len(self.nodes) == 1 else {}
 
     def host_traffic(self) -> Mapping[str, float]:
         """Of all engines."""
-        return host_traffic(self._nodes)
+        return host_traffic(self.nodes)
 
     def _watch(self, node: int) -> None:
         """The next event of a prefill engine goes into the heap."""
         if node in self._last:
             return
-        at = self._nodes[node].next_event_at()
+        at = self.nodes[node].next_event_at()
         if at is None:
             self._due.pop(node, None)
         elif self._due.get(node) != at:

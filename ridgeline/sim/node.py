@@ -125,21 +125,29 @@ class Node:
         self.loop = Loop(scheduler, executor, self.clock, trace)
         self._leaps = trace if isinstance(trace, Leaps) else None
         self._waits = False  # for a step: the loop comes round when it ends
+        self._stalled = False  # all that is left waits for pages that are leased
 
     def add(self, new: NewRequest) -> None:
         """A request, now: the driver has brought the node to its arrival. RequestError when it can never
         run."""
+        self._stalled = False
         self.loop.add(new)
 
     def abort(self, request_id: str) -> None:
         """A client went away, now."""
+        self._stalled = False
         self.loop.abort(request_id)
+
+    def acknowledge(self, request_id: str) -> None:
+        """A cache that it leased has arrived elsewhere, now."""
+        self._stalled = False
+        self.loop.acknowledge(request_id)
 
     def next_event_at(self) -> float | None:
         """When the node has something to do, None while it is idle."""
         if self._waits:
             return self.loop.next_ready_at()
-        return self.clock.now() if self.loop.has_work() else None
+        return self.clock.now() if self.loop.has_work() and not self._stalled else None
 
     def advance(self, until_s: float) -> list[Output]:
         """Everything that happens up to this moment, in which the clock then stands; the news."""
@@ -151,6 +159,7 @@ class Node:
             ready_s = self.loop.next_ready_at()
             if ready_s is None:
                 news += self.loop.collect()  # of aborts
+                self._stalled = self.loop.has_work()
                 break
             if ready_s > until_s:
                 break

@@ -206,6 +206,7 @@ def request_again(requests: Sequence[RequestRecord], first: RequestRecord, texts
     most = first.max_tokens if num_output is None else num_output
     return NewRequest(id=first.id, prompt=text[:first.num_prompt], priority=first.priority,
                       tenant=first.tenant, arrived_s=first.arrived_s, tokenised_s=first.tokenised_s,
+                      predicted_output=first.predicted_output,
                       params=SamplingParams(max_tokens=most, n=num_choices, seed=0,
                                             ignore_eos=num_output is not None))
 

@@ -39,13 +39,15 @@ def _row(one: Outcome) -> tuple[str, ...]:
 
 def capacity_text(found: Sequence[Capacity]) -> str:
     """A row a policy: its highest rate, and the latencies at it."""
-    rows = [("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "tries")]
+    rows: list[tuple[str, ...]] = [
+        ("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "ITL p99", "tries")]
     for one in found:
         at = one.outcome
-        ttft, tpot = (at.latencies[name].get("p99") for name in ("ttft", "tpot"))
+        ttft, tpot, itl = (at.latencies[name].get("p99") for name in ("ttft", "tpot", "itl"))
         rows.append((at.policy, f"{one.rate:.3g}", f"{at.attainment:.1%}",
                      "-" if ttft is None else f"{ttft * 1e3:.0f} ms",
-                     "-" if tpot is None else f"{tpot * 1e3:.1f} ms", str(len(one.tried))))
+                     *("-" if one_s is None else f"{one_s * 1e3:.1f} ms" for one_s in (tpot, itl)),
+                     str(len(one.tried))))
     return table(rows)
 
 

@@ -37,6 +37,35 @@ def test_capacity_prints_the_highest_rate(capsys: pytest.CaptureFixture[str]) ->
     assert all(share < 0.9 for rate, share in found["tried"] if rate > found["rate"])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("lengths", ["azure-conv", "sharegpt"])
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_slo_carries_more_than_first_come_and_than_every_fixed_chunk(
+        lengths: str, seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """1.3 and 1.1 times as many at 90 % within both targets; and chunks keep the longest gaps short."""
+    words = ["simulate", "capacity", "llama-3-8b", "--gpu", "h100", "--lengths", lengths, "--ttft", "1s",
+             "--tpot", "20ms", "--num-requests", "400", "--seed", seed, "--compare",
+             "fcfs,chunked:256,chunked:512,chunked:1024,chunked:2048,slo", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["policies"]
+    chunked = [one["rate"] for name, one in found.items() if name.startswith("chunked")]
+    assert found["slo"]["rate"] >= 1.3 * found["fcfs"]["rate"]
+    assert found["slo"]["rate"] >= 1.1 * max(chunked)
+    gaps = {name: one["at_rate"]["itl"]["p99"] for name, one in found.items()}
+    assert gaps["chunked:512"] <= gaps["fcfs"] / 3
+
+
+@pytest.mark.soak
+def test_a_split_pays_from_a_rate_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long prompts, short answers, a tight TPOT: prompts on the fast devices, answers on those that read."""
+    words = ["simulate", "capacity", "llama-3-8b", "--gpu", "h100", "--prefill", "2@h100,tp=1", "--decode",
+             "1@h20,tp=2", "--lengths", "azure-code", "--ttft", "1s", "--tpot", "10ms", "--policy",
+             "chunked:256", "--num-requests", "150", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rate"] > 1.1 * found["replicas_rate"] and 0 < found["pays_from"] <= found["rate"]
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["--rate", "8", "--policy", "best"], "fcfs"), (["--rate", "8", "--tpot", "1ms"], "floor"),
     (["--rate", "8", "--policy", "fcfs", "--compare", "fcfs"], "contradict"), ([], "rate"),

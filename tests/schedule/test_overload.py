@@ -7,10 +7,12 @@ import pytest
 from ridgeline.base.stats import ttft_s
 from ridgeline.schedule.overload import Mode, Overload
 from ridgeline.schedule.policies.policy import LOOK
+from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import Finish
 from ridgeline.schedule.speculate import Shape
+from ridgeline.schedule.targets import Targets
 from ridgeline.spec.sampling import SamplingParams
-from tests.helpers_schedule import Harness
+from tests.helpers_schedule import NEEDS, Harness
 
 STEP_TOKENS = 16
 
@@ -20,8 +22,10 @@ def price(step: Shape) -> float:
     return float(step.count.sum()) / STEP_TOKENS
 
 
-def overload(mode: str, ttft_s: float, passes: int | None = 0) -> Overload:
-    return Overload(mode=Mode(mode), ttft_s=ttft_s, price=price, block_tokens=4, passes=passes)
+def overload(mode: str, ttft_s: float, passes: int | None = 0, *, tpot_s: float | None = None,
+             by_tenant: bool = False) -> Overload:
+    return Overload(mode=Mode(mode), targets=Targets(ttft_s=ttft_s, tpot_s=tpot_s), price=price,
+                    block_tokens=4, passes=passes, by_tenant=by_tenant)
 
 
 def num_late(harness: Harness, mode: str = "queue") -> int:
@@ -58,6 +62,47 @@ def test_whoever_is_called_late_is_late(seed: int, num_pages: int, passes: int) 
     missed = {record.id for record in harness.trace.requests if ttft_s(record) > aim}
     assert late <= missed and len(late) > len(missed) / 2, (late - missed, len(late), len(missed))
     assert called
+
+
+@pytest.mark.parametrize("policy", ["priority", "shortest", "fair", "reuse", "chunked:8", "prefill"])
+@pytest.mark.parametrize("seed, num_pages", [(1, 80), (2, 24)])
+def test_in_a_policy_s_own_order_whoever_is_called_late_is_late(policy: str, seed: int,
+                                                                 num_pages: int) -> None:
+    """And more are found than by their own prompts, of which each would be in time alone."""
+    dice, bound = random.Random(seed), make_policy(policy, NEEDS)
+    harness = Harness(num_rows=4, num_pages=num_pages, max_step_tokens=STEP_TOKENS, max_model_len=64,
+                      policy=policy, check=False,
+                      overload=overload("queue", 5.0, bound.passes, by_tenant=bound.by_tenant))
+    for number in range(60):
+        harness.add(str(number), prompt(number, dice.randint(1, 40)), greedy(dice.randint(1, 6)),
+                    priority=dice.randint(0, 2), tenant=dice.choice("ab"))
+        if dice.random() < 0.2:
+            harness.step()
+    called = num_late(harness)
+    harness.run()
+    late = {name for (name, _), told in harness.told.items() if told.last.account.get("late")}
+    assert late <= {record.id for record in harness.trace.requests if ttft_s(record) > 5.0}
+    assert called > 20
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_who_is_behind_too_long_a_prompt_is_too_slow_even_alone(mode: Mode) -> None:
+    """A token behind 40 others takes 1/16 s and longer; no waiting helps, and a single token has no TPOT."""
+    def slow(step: Shape) -> float:
+        return price(step) + float(step.start.sum()) / 100
+
+    harness = Harness(max_step_tokens=64, depth=1, overload=Overload(
+        mode=mode, targets=Targets(ttft_s=9.0, tpot_s=0.3), price=slow, block_tokens=4, passes=0))
+    harness.add("long", prompt(1, 40), greedy(3))
+    harness.add("one", prompt(2, 40), greedy(1))
+    harness.add("short", prompt(3, 10), greedy(3))
+    harness.run()
+    assert num_late(harness, str(mode)) == 1
+    last = harness.told["long", 0].last
+    assert last.account["late"] and "retry_after_s" not in last.account
+    if mode is Mode.SHED:
+        assert last.finish is Finish.SHED and "due 0.3 s after the one before" in last.error
+    assert harness.finish_of("one") is harness.finish_of("short") is Finish.LENGTH
 
 
 def test_what_a_cache_or_a_neighbour_brings_along_is_not_counted() -> None:

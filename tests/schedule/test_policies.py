@@ -1,6 +1,7 @@
 """Each policy against a twin in plain Python that decides who gets what by the policy's written rule."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import StepPlan, StepResult
 from ridgeline.schedule.policies.policy import Needs, Policy
 from ridgeline.schedule.policies.prefill import STALL
-from ridgeline.schedule.policies.slo import HELD
+from ridgeline.schedule.policies.slo import HELD, KEPT, LEAST
 from ridgeline.schedule.policies.table import make_policy
 from ridgeline.schedule.request import NewRequest
 from ridgeline.schedule.scheduler import Scheduler
+from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
 from ridgeline.spec.cache import Paged, plan_layout
 from ridgeline.spec.sampling import SamplingParams
@@ -54,12 +56,13 @@ class Job:
 class Engine:
     """A real scheduler, one step at a time, with as many pages as it may want unless told otherwise."""
 
-    def __init__(self, policy: Policy, rows: int, num_pages: int = 2000) -> None:
-        capacity = Capacity(layout=LAYOUT, num_pages=num_pages, num_rows=rows, max_step_tokens=STEP,
+    def __init__(self, policy: Policy, rows: int, num_pages: int = 2000, step_tokens: int = STEP) -> None:
+        capacity = Capacity(layout=LAYOUT, num_pages=num_pages, num_rows=rows, max_step_tokens=step_tokens,
                             max_model_len=400, vocab_size=50)
         self.scheduler = Scheduler(capacity, KVManager(LAYOUT, num_pages, prefix_caching=False), policy,
-                                   max_num_batched_tokens=STEP, max_num_seqs=rows)
+                                   max_num_batched_tokens=step_tokens, max_num_seqs=rows)
         self.ended: list[int] = []
+        self.seconds: Callable[[StepPlan], float] = lambda plan: 0.0
 
     def add(self, job: Job) -> None:
         self.scheduler.add(NewRequest(
@@ -72,16 +75,18 @@ class Engine:
         plan = self.scheduler.plan(now)
         if plan is None:
             return {}
-        for output in self.scheduler.commit(plan, result_of(plan), now + 1):
+        result = result_of(plan, float(now), now + self.seconds(plan))
+        for output in self.scheduler.commit(plan, result, now + 1):
             if output.finish is not None:
                 self.ended.append(int(output.id))
         return dict(zip(plan.request.tolist(), plan.count.tolist()))
 
 
-def result_of(plan: StepPlan) -> StepResult:
+def result_of(plan: StepPlan, started_s: float, finished_s: float) -> StepResult:
     num_new = (plan.sample == 1).astype(np.int32)
     return StepResult(step=plan.step, num_new=num_new, failed=np.zeros(plan.num_rows, np.uint8),
-                      tokens=np.full(int(num_new.sum()), 3, np.int32))
+                      tokens=np.full(int(num_new.sum()), 3, np.int32), started_s=started_s,
+                      finished_s=finished_s)
 
 
 @dataclass
@@ -124,6 +129,10 @@ class Twin:
         self.held = 0 if decodes else self.held + 1
         if not taken:
             self.held, taken = 0, self.serve(limit, True)
+        self.advance(taken)
+        return taken
+
+    def advance(self, taken: dict[int, int]) -> None:
         for job in [*self.running]:
             job.done += taken.get(job.number, 0)
             if job.done == job.prompt + job.made and job.number in taken:
@@ -132,11 +141,12 @@ class Twin:
                     self.counters[job.tenant] += 2
             if job.made == job.output:
                 self.running.remove(job)
-        return taken
 
     def serve(self, limit: int, decodes: bool) -> dict[int, int]:
+        return self.share(limit, [job for job in self.running if decodes or not job.decodes])
+
+    def share(self, limit: int, able: list[Job]) -> dict[int, int]:
         taken: dict[int, int] = {}
-        able = [job for job in self.running if decodes or not job.decodes]
         for job in sorted(able, key=lambda job: (job.wants > 1, self.rank(job))):
             count = min(job.wants, limit - sum(taken.values()))
             if count > 1 and count == job.wants - 1:
@@ -210,6 +220,95 @@ def test_a_policy_gives_what_its_rule_says(rule: str, work: list[Job], rows: int
             engine.add(job)
             twin.waiting.append(job)
         assert engine.step(step) == twin.step(), step
+        if step > 25 and not twin.waiting and not twin.running:
+            break
+    assert sorted(engine.ended) == list(range(len(work)))
+
+
+# ---- latency targets
+
+SLO = Targets(ttft_s=7.3, tpot_s=2.0)
+SLO_STEP = 96
+
+
+def slo_seconds(num_tokens: float) -> float:
+    """Up to 32 tokens cost what one does."""
+    return max(1.0, num_tokens / 32)
+
+
+class SloTwin(Twin):
+    """What `slo` says it does, looked for by trying: the most tokens that fit, one after another."""
+
+    def step_at(self, now: float) -> dict[int, int]:
+        if not self.waiting and not self.running:
+            return {}
+        limit, late, line = SLO_STEP, [], list(self.waiting)
+        prompts = [job for job in self.running if not job.decodes]
+        if prompts or (self.waiting and len(self.running) < self.rows):
+            decodes = len(self.running) - len(prompts)
+            late = [job for job in prompts if self.due(job) < now]
+            work = [(self.due(job), job.prompt - job.done) for job in prompts if job not in late]
+            most = KEPT * 2.0 * 32 - decodes
+            kept = self.on_time(now, sum(tokens for _, tokens in work), most / (KEPT * 2.0))
+            work += [(self.due(job), job.prompt) for job in kept]
+            line = [*kept, *(job for job in self.waiting if job not in kept and self.due(job) > now),
+                    *(job for job in self.waiting if self.due(job) < now)]
+            limit = min(SLO_STEP, decodes + self.size(now, work, decodes, int(most)))
+            late = late if work and self.held < HELD else []
+        self.held = self.held + 1 if late else 0
+        taken = self.share(limit, [job for job in self.running if job not in late])
+        for job in line:
+            left = limit - sum(taken.values())
+            if left and len(self.running) < self.rows:
+                taken[job.number] = min(job.prompt, left)
+                self.waiting.remove(job)
+                self.running.append(job)
+        if not taken:
+            self.held, taken = 0, self.share(limit, self.running)
+        self.advance(taken)
+        return taken
+
+    @staticmethod
+    def due(job: Job) -> float:
+        return job.at + 7.3
+
+    def on_time(self, now: float, busy: int, rate: float) -> list[Job]:
+        """Of those that can still make it, in order: at each that would not, the longest so far is put
+        off."""
+        kept: list[Job] = []
+        for job in [job for job in self.waiting if self.due(job) > now]:
+            kept.append(job)
+            if now + (busy + sum(one.prompt for one in kept)) / rate > self.due(job):
+                kept.remove(max(kept, key=lambda one: (one.prompt, -one.number)))
+        return kept
+
+    @staticmethod
+    def size(now: float, work: list[tuple[float, int]], decodes: int, most: int) -> int:
+        """Prompt tokens: what costs nothing, or what work needs at an even pace in half of its time."""
+        rate, total = 0.0, 0
+        for due_s, tokens in sorted(work):
+            total += tokens
+            rate = max(rate, total / max(0.5 * (due_s - now), 1e-6))
+        free = max(t for t in range(most + 1) if slo_seconds(decodes + t) == 1.0)
+        even = max(t for t in range(most + 1) if t <= rate * slo_seconds(decodes + t))
+        return min(max(free, even, LEAST), most)
+
+
+@settings(max_examples=30, deadline=None)
+@given(work=JOBS, rows=st.integers(1, 5))
+def test_slo_gives_what_its_rule_says(work: list[Job], rows: int) -> None:
+    """Whole steps: their size, who is held and who starts, while the queue outgrows the targets."""
+    def price(step: Shape | StepPlan) -> float:
+        return slo_seconds(float(step.count.sum()))
+
+    engine = Engine(make_policy("slo", Needs(targets=SLO, price=price)), rows, step_tokens=SLO_STEP)
+    engine.seconds = price
+    twin, work = SloTwin(rows, "slo"), numbered([replace(job, prompt=2 * job.prompt) for job in work])
+    for step in range(3000):
+        for job in [job for job in work if job.at == step]:
+            engine.add(job)
+            twin.waiting.append(job)
+        assert engine.step(step) == twin.step_at(step), step
         if step > 25 and not twin.waiting and not twin.running:
             break
     assert sorted(engine.ended) == list(range(len(work)))

@@ -48,6 +48,7 @@ class FakeEngine:
         self.ranks: list[tuple[int, str]] = []
         self.asked_adapters: list[str] = []
         self.adapters: dict[str, str] = {}
+        self.predicted: list[int | None] = []
         self.shed = False
         self.aborts: list[tuple[int | None, int | None]] = []
         self.open: set[str] = set()
@@ -89,7 +90,9 @@ class FakeEngine:
         tenant: str = "",
         adapter: str = "",
         arrived_s: float | None = None,
+        predicted_output: int | None = None,
     ) -> AsyncGenerator[News, None]:
+        self.predicted.append(predicted_output)
         self.submitted.append((list(prompt), params))
         self.ranks.append((priority, tenant))
         self.asked_adapters.append(adapter)

@@ -34,6 +34,18 @@ async def test_a_request_is_never_sooner_than_its_key(key: str, asked: int | Non
     assert answer.status == 200 and engine.ranks[0][0] == got
 
 
+async def test_an_expected_answer_reaches_the_engine_and_is_checked() -> None:
+    api, engine = fake_api()
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys([]))
+    for path, given in (("completions", {"prompt": "a"}),
+                        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        for more, status in (({}, 200), ({"predicted_output_tokens": 7}, 200),
+                             ({"predicted_output_tokens": -1}, 400)):
+            answer = await call(app, "POST", f"/v1/{path}", json.dumps(given | more).encode(), {})
+            assert answer.status == status, answer
+    assert engine.predicted == [None, 7, None, 7]
+
+
 async def test_each_key_is_a_tenant_whose_name_does_not_show_it() -> None:
     api, engine = fake_api()
     app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys(KEYS))

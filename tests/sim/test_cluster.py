@@ -98,6 +98,37 @@ def test_nothing_is_lost_or_computed_twice_in_a_split(router: str, at_a_time: in
     assert sum(bool(meter.steps) for meter in meters) >= 4
 
 
+def test_a_prefill_engine_s_pages_are_pinned_until_the_cache_has_arrived() -> None:
+    """Pages for one prompt of 22 tokens: a step of 1.22 s and 2.2 s on the way, then the next may begin."""
+    small = replace(ENGINE, capacity=replace(ENGINE.capacity, num_pages=7))
+    topology = Topology(engines=(small,), decode=(ENGINE,))
+    meters = [Kept(), Kept()]
+    cluster = Cluster(topology, FCFS, meters)
+    clients = Clients(cluster, workload(*[(0.0, 22, 4)] * 3), 1000)
+    clients.run()
+    first = cluster.nodes[0].loop
+    first.check()
+    assert first.stats()["num_used_pages"] == 0 and cluster.next_event_at() is None
+    assert [step.started_s for step in meters[0].steps] == pytest.approx([0.0, 3.42, 6.84])
+    ended = sorted((one.record for one in meters[1].ended), key=lambda one: one.first_token_s or 0.0)
+    assert [one.first_token_s for one in ended] == pytest.approx([3.42, 6.84, 10.26])
+    assert [one.waits_s.get("pages", 0) + one.waits_s.get("behind_pages", 0) for one in ended] == \
+        pytest.approx([0.0, 3.42, 6.84])
+
+
+def test_the_token_that_comes_with_a_cache_is_output() -> None:
+    """To the decode engine as to the client: its prompt is the prompt, and a policy sees an answer begun."""
+    topology = Topology(engines=(ENGINE,), decode=(ENGINE,))
+    cluster = Cluster(topology, FCFS, meters := [Kept(), Kept()])
+    Clients(cluster, workload((0.0, 20, 4), (0.5, 8, 1), (0.9, 30, 9)), 1000).run()
+    stats = cluster.nodes[1].loop.stats()
+    assert stats["num_prompt_tokens"] == 20 + 30 and stats["num_generated_tokens"] == 3 + 8
+    ended = [one for meter in meters for one in meter.ended]
+    sizes = sorted((one.record.num_prompt, one.record.num_output) for one in ended)
+    assert sizes == [(8, 1), (20, 4), (30, 9)]
+    assert all(len(one.times_s) == one.record.num_output for one in ended)
+
+
 def test_caches_wait_where_there_is_no_room_for_them() -> None:
     """A decode engine with pages for one request at a time works them off one by one, from their caches."""
     small = replace(ENGINE, capacity=replace(ENGINE.capacity, num_pages=8), link_bytes_per_s=1e9)

@@ -24,7 +24,7 @@ KEPT = 1000  # tenants whose counters are kept before those that a lift would ra
 class Fair(Policy):
     """counters: by tenant, in prompt tokens."""
 
-    passes = None  # the line follows the counters, not the rank
+    by_tenant = True  # among tenants the line follows the counters, not the rank
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

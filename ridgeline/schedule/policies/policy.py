@@ -62,12 +62,14 @@ class Policy:
     served, in steps as large as can be. A policy overrides what it does otherwise.
 
     patience: how often the eldest, or one that is first in line and has no room, is passed before nobody
-    passes it any more (`admit`, which also proves that nobody starves, whatever a policy says). passes: how
-    many that came before it and wait a request may pass; None: there is no bound.
+    passes it any more (`admit`, which also proves that nobody starves, whatever a policy says). passes: of
+    those that came before a request and rank before it, how many it may pass; by_tenant: of its own tenant's
+    alone. passes None: there is no bound.
     """
 
     patience = 16
     passes: int | None = LOOK
+    by_tenant = False
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The rank, fixed for the request's life: smaller has the first call on pages and on prompt tokens

@@ -6,8 +6,6 @@ from ridgeline.schedule.request import Request
 
 
 class Priority(Policy):
-    passes = None
-
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.priority, request.arrived_s, request.number)
 

@@ -13,7 +13,7 @@ SOON = 64  # prompt tokens that are worth waiting for
 
 
 class Reuse(Policy):
-    passes = None
+    passes = WINDOW + LOOK
 
     def __init__(self) -> None:
         self._cached: dict[int, int] = {}  # of those that wait, until somebody starts or leaves
