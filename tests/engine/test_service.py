@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from ridgeline.base.errors import EngineDeadError, RequestError
 from ridgeline.frontend.client import EngineClient
+from ridgeline.frontend.inbox import MOST_BEHIND
 from ridgeline.frontend.protocol import Abort, News, Submit
 from ridgeline.schedule.loop import Loop
 from ridgeline.spec.sampling import SamplingParams
@@ -104,6 +105,25 @@ def test_closing_the_stream_aborts() -> None:
             assert stats["finished"].get("abort") == 8 and stats["num_used_pages"] == 0
 
     run(work, fake_loop(before_step=lambda plan: time.sleep(0.002)))
+
+
+def test_a_reader_that_is_far_behind_is_given_up() -> None:
+    """What waits for it is bounded: it gets what was kept, then an error, and the engine stops its work."""
+
+    async def work(address: str) -> None:
+        async with client_of(address) as client:
+            stream = client.submit("slow", PROMPT, LONG)
+            await anext(stream)
+            for _ in range(MOST_BEHIND):
+                client._deliver(News(id="slow", new_tokens=[5]))
+            assert (await idle(client))["finished"].get("abort") == 1
+            kept = await anext(stream)
+            while len(kept.new_tokens) < MOST_BEHIND:
+                kept = await anext(stream)
+            with pytest.raises(RequestError, match="too far behind"):
+                await anext(stream)
+
+    run(work, fake_loop(before_step=lambda plan: time.sleep(0.005)))
 
 
 def test_stop_string_abort_counts_the_tokens_that_count() -> None:

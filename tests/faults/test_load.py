@@ -6,7 +6,6 @@ In small in every run, in full in `make soak`: over an engine whose steps take 2
 
 import asyncio
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from ridgeline.api.accounts import MOST_REQUESTS
-from ridgeline.base.sockets import READER_S
 from tests.faults.client import Got, ask, completion, deaf, held_bytes, request_bytes
 from tests.faults.corpus import hostile
 from tests.server.process import Server, launch
@@ -85,11 +83,11 @@ def test_half_of_all_clients_vanish(server: Server, num: int) -> None:
 
 @sized(4, 8)
 def test_readers_that_stop_reading_cost_a_bounded_buffer(server: Server, num: int) -> None:
-    """Each asked for 32 choices of 1,900 tokens, 15 MB of events: the server holds a few of them, ends the
-    requests, and serves others all the while. In full: the system cuts them off."""
+    """Each asked for 32 choices of 1,900 tokens: their news are joined while they wait, so that the server
+    holds little, and it serves others all the while."""
     api = server.process.pid
     settle(server)
-    before, peak, num_open = held_bytes(api), 0, len(os.listdir(f"/proc/{api}/fd"))
+    before, peak = held_bytes(api), 0
     request = request_bytes("/v1/completions", completion(1900, n=32))
     silent = [deaf(port(server), request) for _ in range(num)]
     try:
@@ -100,9 +98,6 @@ def test_readers_that_stop_reading_cost_a_bounded_buffer(server: Server, num: in
             assert server.post("/v1/completions", {"prompt": [40], "max_tokens": 1}).status_code == 200
             time.sleep(0.1)
         assert peak - before < num * BEHIND_BYTES, (peak - before) / num
-        while num > 4 and len(os.listdir(f"/proc/{api}/fd")) > num_open:
-            assert time.monotonic() - began < 2 * READER_S, "they are still connected"
-            time.sleep(1)
     finally:
         for sock in silent:
             sock.close()
