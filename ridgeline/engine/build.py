@@ -165,10 +165,8 @@ def build_engine(
         model = _model(config, checkpoint.spec, weights, numerics, gpu, slots)
         capacity = decide_capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
         drafter = build_drafter(config, capacity, clock, startup, on_gpu=device.type == "cuda")
-        executor = _executor(
-            model, capacity, numerics, device, clock, threads, drafter,
-            _grammars(config, checkpoint, threads, device),
-        )  # fmt: skip
+        grammars = _grammars(config, checkpoint, threads, device)
+        executor = _executor(model, capacity, numerics, device, clock, threads, drafter, grammars)
     adapters = _adapters(config, checkpoint.spec, slots, executor, startup)
     _prepare(executor, model, config, startup)
     bill = _account(checkpoint.spec, weights, numerics)

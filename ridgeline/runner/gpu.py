@@ -104,10 +104,12 @@ class GpuExecutor:
         with missing() as jobs:
             self._graphs.record_all()
             self._prompts(2)
+            self._choose_idle()
         if jobs:
             compile_all(jobs)
             self._graphs.record_all()
             self._prompts(2)
+            self._choose_idle()
         most = self._capacity.max_step_tokens
         with suppress(torch.OutOfMemoryError):  # such a step will be halved
             for num_tokens in {most, min(most, LIBRARY_TOKENS)}:
@@ -204,6 +206,15 @@ class GpuExecutor:
         )  # fmt: skip
         with torch.inference_mode():
             self._model.forward(build_step(plan, self._rows, self._capacity.layout))
+
+    def _choose_idle(self) -> None:
+        """The kernels of masks, for a row that is idle."""
+        if self.grammars is not None:
+            logits_SV = torch.zeros(1, self._capacity.vocab_size, device=self._device)
+            zeros = torch.zeros(4, 1, dtype=torch.int32, device=self._device)
+            bits = torch.zeros(1, -(-self._capacity.vocab_size // 32), dtype=torch.int32, device=self._device)
+            allowed = Allowed(bits=bits, which_S=zeros[0] - 1)
+            self._chooser.choose(logits_SV, zeros[0], zeros[1], zeros[2:], allowed)
 
     def _take_news(self, plan: StepPlan) -> None:
         for start in plan.row_starts:
