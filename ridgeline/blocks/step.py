@@ -115,6 +115,14 @@ class Routed(Protocol):
         ...
 
 
+@runtime_checkable
+class Dealt(Protocol):
+    """The same, where only the device knows the choice. expert_edges int32 [experts + 1], of the last step:
+    from 0 on, where each expert's tokens begin and end among all choices in order."""
+
+    expert_edges: Tensor
+
+
 class Block(Protocol):
     """A block's module. It owns its norm and its residual: what comes in goes on through it."""
 

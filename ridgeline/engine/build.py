@@ -105,7 +105,7 @@ class Engine:
     @property
     def grammars(self) -> Grammars | None:
         """What compiles grammars for the executor; None where it follows none."""
-        return self.executor.grammars if isinstance(self.executor, LocalExecutor) else None
+        return self.executor.grammars
 
     def price(self, profile: MachineProfile) -> Price:
         """The floors of this engine's steps at the rates of a profile."""
@@ -164,10 +164,9 @@ def build_engine(
     with startup.phase("executor"):
         model = _model(config, checkpoint.spec, weights, numerics, gpu, slots)
         capacity = decide_capacity(config, checkpoint.spec, numerics, weights, device, startup, slots)
-        drafter = build_drafter(config, capacity, clock, startup)
-        executor = _executor(
-            model, capacity, numerics, device, clock, threads, drafter, _grammars(config, checkpoint, threads)
-        )
+        drafter = build_drafter(config, capacity, clock, startup, on_gpu=device.type == "cuda")
+        grammars = _grammars(config, checkpoint, threads, device)
+        executor = _executor(model, capacity, numerics, device, clock, threads, drafter, grammars)
     adapters = _adapters(config, checkpoint.spec, slots, executor, startup)
     _prepare(executor, model, config, startup)
     bill = _account(checkpoint.spec, weights, numerics)
@@ -231,10 +230,13 @@ def _executor(
             model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, threads=threads,
             drafter=drafter, grammars=grammars,
         )  # fmt: skip
-    return GpuExecutor(model, capacity, cache_dtype=numerics.cache, device=device, clock=clock)
+    return GpuExecutor(
+        model, capacity, cache_dtype=numerics.cache, device=device, clock=clock, drafter=drafter,
+        grammars=grammars,
+    )  # fmt: skip
 
 
-def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Grammars:
+def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int, device: torch.device) -> Grammars:
     """The tokenizer is read when the first request with a grammar comes."""
 
     def vocabulary() -> Tokenizer:
@@ -243,7 +245,7 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int) -> Gra
     spec = checkpoint.spec
     return Grammars(
         vocabulary, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids, threads=threads,
-        jump_ahead=config.jump_ahead,
+        jump_ahead=config.jump_ahead, pinned=device.type == "cuda",
     )
 
 

@@ -22,7 +22,7 @@ from ridgeline.runner.speculate.ngram import Ngram
 from ridgeline.runner.speculate.speculator import Drafter, Speculator
 from ridgeline.runner.speculate.texts import Texts
 from ridgeline.schedule.executor import Capacity
-from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.cache import State, plan_layout
 
 CPU = torch.device("cpu")
 
@@ -44,21 +44,25 @@ def check_speculation(config: EngineConfig, *, on_gpu: bool) -> None:
     """ConfigError, before anything loads, where drafts cannot be verified."""
     if config.speculate is None:
         return
-    draft_model(config)
-    if on_gpu:
-        raise ConfigError("speculate is not there yet on a GPU: leave it out, or use device cpu")
+    if draft_model(config) is not None and on_gpu:
+        raise ConfigError("speculate by a draft model is not there yet on a GPU: use ngram, or device cpu")
     if not config.cache:
         raise ConfigError("speculate verifies drafts from the cache: leave out one of speculate and no-cache")
 
 
-def build_drafter(config: EngineConfig, capacity: Capacity, clock: Clock, startup: Startup) -> Drafter | None:
-    """None without speculation. capacity: of the target, on a CPU."""
+def build_drafter(config: EngineConfig, capacity: Capacity, clock: Clock, startup: Startup, *,
+                  on_gpu: bool) -> Drafter | None:
+    """None without speculation. capacity: of the target. ConfigError for states on a GPU: there drafts are
+    tested as a chunk of a prompt is computed, behind which a state does not go back."""
     if config.speculate is None:
         return None
+    if on_gpu and any(group.kind is State for group in capacity.layout.groups):
+        raise ConfigError("speculate is not there yet for models with recurrent states on a GPU: leave it "
+                          "out, or use device cpu")
     texts, name = Texts(), draft_model(config)
     if name is None:
         startup.choose("speculate", "ngram", f"as given, at most {config.speculate_max} drafts of a sequence")
-        return Drafter(texts, Ngram(texts, config.speculate_max), clock)
+        return Drafter(texts, Ngram(texts, config.speculate_max), clock, ordered=not on_gpu)
     return Drafter(texts, _draft_model(config, name, capacity, clock, texts, startup), clock)
 
 

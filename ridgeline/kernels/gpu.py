@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from ridgeline.base.errors import ConfigError
 
@@ -64,3 +65,13 @@ def open_gpu(device: torch.device, *, programmatic: bool = True, max_rows: int =
     about = torch.cuda.get_device_properties(device)
     return Gpu(device=device, name=about.name, processors=about.multi_processor_count, interpret=False,
                programmatic=programmatic and able, max_rows=max_rows)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def pointer(tensor: Tensor | None, unused: Tensor) -> Tensor:
+    """A pointer that the kernel does not read stands in for what is absent."""
+    return unused if tensor is None else tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.errors import ConfigError
-from ridgeline.blocks.step import Block, CacheRegion, Capturable, Long, Routed, Step
+from ridgeline.blocks.step import Block, CacheRegion, Capturable, Dealt, Long, Routed, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.decode_linear import DecodeLinears
@@ -56,6 +56,7 @@ class Model:
         self._head = head
         self._modules = [block.module for block in blocks]
         self._routed = [module for module in self._modules if isinstance(module, Routed)]
+        self._dealt = [module for module in self._modules if isinstance(module, Dealt)]
         self._replay: Replay | None = None
 
     @property
@@ -100,6 +101,14 @@ class Model:
     def take_experts_read(self) -> int:
         """Distinct experts whose weights were read since the last call, over all layers and steps."""
         return sum(module.take_experts_read() for module in self._routed)
+
+    def experts_read(self) -> Tensor | None:
+        """As far as the device alone knows it: a number on it, of the last `forward`; None where all is in
+        `take_experts_read`."""
+        if not self._dealt:
+            return None
+        edges = torch.cat([module.expert_edges for module in self._dealt])
+        return (edges[1:] > edges[:-1]).sum()  # a layer's edges begin below where those before end
 
     def final(self, x_SH: Tensor) -> Tensor:
         """[S, H]: rows of `forward`'s result after the final norm."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gpu import Gpu
-from ridgeline.kernels.sampling import Requests, Sampling, ask_of, bias_of, marks_of
+from ridgeline.kernels.sampling import Allowed, Requests, Sampling, ask_of, bias_of, marks_of
 from ridgeline.runner.rows import Rows
-from ridgeline.runner.stage import stage
+from ridgeline.runner.stage import retrieved, stage
 from ridgeline.schedule.plan import RowLogprobs, RowStart
 
 
@@ -31,13 +31,17 @@ class _Held:
             self._free.append(self._held.pop(row))
         if wanted:
             self._held[row] = self._free.pop()
+        return self.of(row)
+
+    def of(self, row: int) -> int:
+        """The row's place, -1 for none."""
         return self._held.get(row, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities on their way to the host. asked: (place in the plan or prompt, row of the tensors,
-    top k)."""
+    """Log-probabilities on their way to the host. asked: (position of the step or prompt, row of the
+    tensors, top k)."""
 
     ids_SK: Tensor
     values_SK: Tensor
@@ -45,17 +49,17 @@ class Scores:
     asked: tuple[tuple[int, int, int], ...]
 
     def read(self) -> dict[int, list[RowLogprobs]]:
-        """By place, once the copies have arrived."""
+        """By position, once the copies have arrived."""
         ids, values, ranks = (x.numpy() for x in (self.ids_SK, self.values_SK, self.ranks_S))
         return {
-            place: [
+            n: [
                 RowLogprobs(
                     token_ids=ids[i, : k + 1].astype(np.int32),
                     logprobs=values[i, : k + 1].copy(),
                     rank=int(ranks[i]),
                 )
             ]
-            for place, i, k in self.asked
+            for n, i, k in self.asked
         }
 
 
@@ -96,19 +100,29 @@ class Chooser:
         )
         self._requests.write(row, ask)
 
-    def choose(self, logits_SV: Tensor, rows_S: Tensor, lens_S: Tensor, out_2S: Tensor) -> None:
+    def choose(self, logits_SV: Tensor, rows_S: Tensor, lens_S: Tensor, out_2S: Tensor,
+               allowed: Allowed | None = None) -> None:
         """Tokens, and 1 where a row failed, to out_2S int32; tokens stay for the next step. rows_S, lens_S
-        int32: runner rows, tokens known of each (0: idle)."""
-        self._sampling(logits_SV, rows_S, lens_S, self._requests, out_2S)
+        int32: runner rows, tokens known of each (0: idle). allowed: by the rows' grammars. A row may stand
+        here more than once, at several positions, if nothing that it asks for hangs on its text so far; what
+        stays of it means nothing then."""
+        self._sampling(logits_SV, rows_S, lens_S, self._requests, out_2S, allowed)
+
+    def extend(self, row: int, tokens: list[int]) -> None:
+        """The row's text goes on with these without sampling."""
+        if (place := self._marks.of(row)) >= 0:
+            marks_V = self._requests.marks_CV[place]
+            ids = stage(np.array(tokens, np.int64), marks_V.device)
+            marks_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def scores(
-        self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, rows: np.ndarray, places: np.ndarray
+        self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, rows: np.ndarray, positions: np.ndarray
     ) -> Scores | None:
-        """Log-probabilities of the rows (runner rows, at these places of the plan) that asked for them."""
+        """Log-probabilities of the rows (runner rows, at these positions of the step) that asked for them."""
         tops = self._tops[rows]
         if tops.max(initial=-1) < 0:
             return None
-        asked = tuple((int(places[i]), int(i), int(tops[i])) for i in np.flatnonzero(tops >= 0))
+        asked = tuple((int(positions[i]), int(i), int(tops[i])) for i in np.flatnonzero(tops >= 0))
         return self._scored(logits_SV, lens_S, tokens_S, asked)
 
     def taken(self, logits_SV: Tensor, tokens_S: Tensor, tops: int) -> Scores:
@@ -121,11 +135,5 @@ class Chooser:
         self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, asked: tuple[tuple[int, int, int], ...]
     ) -> Scores:
         found = self._sampling.logprobs(logits_SV, lens_S, tokens_S, max(tops for *_, tops in asked))
-        ids, values, ranks = (_retrieved(x) for x in found)
+        ids, values, ranks = (retrieved(x) for x in found)
         return Scores(ids_SK=ids, values_SK=values, ranks_S=ranks, asked=asked)
-
-
-def _retrieved(x: Tensor) -> Tensor:
-    """A copy on the host, whole once the stream has come so far."""
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
-    return host.copy_(x, non_blocking=True)

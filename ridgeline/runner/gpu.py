@@ -11,15 +11,17 @@ Charter:
      row that lacks memory even alone is reported as undone. Rows whose numbers are not finite are found on
      the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
-  6. Nothing waits inside a step.
+  6. Nothing waits inside a step, but for the one before it where a row follows a grammar: once its forward
+     pass is on its way, and until its masks are made.
+  7. Drafts go as chunks, whose positions are all sampled; the host sees how far they stand (flight.py).
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
-hidden.
+hidden, N positions that can be sampled: R, and one more for each draft; P some of them.
 """
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,79 +31,23 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.kernels.ahead import compile_all, missing
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
+from ridgeline.kernels.sampling import Allowed
 from ridgeline.nn.build import Model
 from ridgeline.runner.cache import PageCache
-from ridgeline.runner.choose import Chooser, Scores
+from ridgeline.runner.choose import Chooser
+from ridgeline.runner.flight import Flight, Slot
+from ridgeline.runner.follow import Follower
+from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.graphs import FIELDS, DecodeGraphs
-from ridgeline.runner.inputs import build_step, select
-from ridgeline.runner.isolate import Broken, Places, as_text, isolate, lacks_memory
+from ridgeline.runner.inputs import build_step, drafts_as_chunks
+from ridgeline.runner.isolate import Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
+from ridgeline.runner.pool import Pooler
 from ridgeline.runner.rows import Rows
-from ridgeline.runner.runner import NOT_FINITE
-from ridgeline.runner.stage import stage
+from ridgeline.runner.speculate.speculator import Drafter
+from ridgeline.runner.stage import retrieved, stage
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.plan import SAMPLE_NONE, Copies, RowLogprobs, StepPlan, StepResult
-
-
-class _Slot:
-    """What a step in flight has to itself, used again once it has been waited for: pinned memory for its
-    inputs and results, and the events around it."""
-
-    def __init__(self, max_rows: int) -> None:
-        self.staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, pin_memory=True)
-        self.out = torch.zeros(2 * max_rows, dtype=torch.int32, pin_memory=True)
-        self.begun, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A step on its way. out_2R: pinned, whole once the slot's `ended` is reached: tokens, and 1 for a row
-    that is not finite. sampled: places that have a token there. prompts: (place, first position, scores)."""
-
-    plan: StepPlan
-    ticket: int
-    slot: _Slot
-    out_2R: Tensor
-    sampled: Places
-    experts_read: int = 0
-    broken: Broken = field(default_factory=Broken)
-    scores: list[Scores] = field(default_factory=list)
-    prompts: list[tuple[int, int, Scores]] = field(default_factory=list)
-
-    def _prompt_logprobs(self) -> dict[int, list[tuple[int, RowLogprobs]]]:
-        """By place, in order of positions."""
-        found: dict[int, list[tuple[int, RowLogprobs]]] = {}
-        for place, low, scores in self.prompts:
-            found.setdefault(place, []).extend((low + i, one) for i, (one,) in scores.read().items())
-        return found
-
-    def result(self, started_s: float, finished_s: float) -> StepResult:
-        plan, out_2R = self.plan, self.out_2R.numpy()[:, : self.plan.num_rows]
-        num_new, errors = np.zeros(plan.num_rows, np.int32), self.broken.errors
-        if out_2R[1].any():
-            errors |= dict.fromkeys(set(np.flatnonzero(out_2R[1]).tolist()) - errors.keys(), NOT_FINITE)
-        failed = self.broken.codes(plan.num_rows)
-        num_new[self.sampled] = 1
-        num_new[failed != 0] = 0
-        return StepResult(
-            step=plan.step,
-            num_new=num_new,
-            tokens=out_2R[0][num_new != 0].copy(),
-            failed=failed,
-            errors=errors,
-            short=self.broken.short,
-            logprobs={
-                place: one
-                for scores in self.scores
-                for place, one in scores.read().items()
-                if not failed[place]
-            },
-            prompt_logprobs={p: found for p, found in self._prompt_logprobs().items() if not failed[p]},
-            returned_tickets=plan.copies.ticket,
-            experts_read=self.experts_read,
-            started_s=started_s,
-            finished_s=finished_s,
-        )
+from ridgeline.schedule.plan import SAMPLE_NONE, Copies, StepPlan, StepResult
 
 
 class GpuExecutor:
@@ -118,9 +64,12 @@ class GpuExecutor:
         device: torch.device,
         clock: Clock,
         graphs: bool = True,
+        grammars: Grammars | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """capacity.layout: planned for the model's spec at cache_dtype's bytes. graphs=False: kernel by
-        kernel, the slow twin."""
+        kernel, the slow twin. grammars: without them no request may have one. drafter: fills draft slots, of
+        rows that need not be sampled in order; without one a plan must have none."""
         self._model = model
         self._capacity = capacity
         self._device = device
@@ -128,6 +77,7 @@ class GpuExecutor:
         self._cache = PageCache(capacity.layout, capacity.num_pages, device, capacity.num_host_pages)
         model.bind_cache(capacity.layout, self._cache.region, cache_dtype)
         self._rows = Rows(capacity.layout, capacity.num_rows, capacity.max_model_len, device)
+        self._pooler = Pooler(model)
         self._scores = PromptScores(model, self._rows, capacity.vocab_size, most=capacity.num_rows)
         assert model.gpu is not None
         num_rows = capacity.num_rows
@@ -135,8 +85,11 @@ class GpuExecutor:
         self._graphs: DecodeGraphs | None = None
         if graphs and model.capturable:
             self._graphs = DecodeGraphs(model, self._rows, self._chooser, max_rows=num_rows)
-        self._slots = [_Slot(capacity.num_rows) for _ in range(self.max_in_flight)]
-        self._flying: deque[_Flight] = deque()
+        most = max(num_rows, capacity.max_step_tokens)
+        self._slots = [Slot(FIELDS * num_rows, 2 * most, device) for _ in range(self.max_in_flight)]
+        self._flying: deque[Flight] = deque()
+        self.grammars = grammars
+        self._follower = Follower(grammars=grammars, drafter=drafter)
         self._next_ticket = 0
 
     def capacity(self) -> Capacity:
@@ -151,10 +104,12 @@ class GpuExecutor:
         with missing() as jobs:
             self._graphs.record_all()
             self._prompts(2)
+            self._choose_idle()
         if jobs:
             compile_all(jobs)
             self._graphs.record_all()
             self._prompts(2)
+            self._choose_idle()
         most = self._capacity.max_step_tokens
         with suppress(torch.OutOfMemoryError):  # such a step will be halved
             for num_tokens in {most, min(most, LIBRARY_TOKENS)}:
@@ -162,7 +117,8 @@ class GpuExecutor:
         torch.cuda.synchronize(self._device)
 
     def begin(self, plan: StepPlan, now: float) -> int:
-        """Launch a step; returns its ticket. MemoryError when there is none even for its news."""
+        """Launch a step; returns its ticket. A step under grammars waits, once its forward pass is launched,
+        for the step before it. MemoryError when there is none even for its news."""
         try:
             return self._launch(plan)
         except Exception as error:
@@ -172,25 +128,24 @@ class GpuExecutor:
 
     def _launch(self, plan: StepPlan) -> int:
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
-        assert plan.num_tokens <= self._capacity.max_step_tokens and not plan.draft.any()
+        assert plan.num_tokens <= self._capacity.max_step_tokens
         slot = self._slots[self._next_ticket % len(self._slots)]
-        flight = _Flight(
-            plan=plan,
-            ticket=self._next_ticket,
-            slot=slot,
-            out_2R=slot.out,
-            sampled=np.flatnonzero(plan.sample != SAMPLE_NONE),
+        flight = Flight(
+            plan=plan, ticket=self._next_ticket, slot=slot, out_2N=slot.out, binds=self._follower.binds(plan)
         )
         slot.begun.record()
         self._take_news(plan)
-        out_2R = None
-        if self._graphs is not None and plan.num_rows == plan.num_decodes:
-            out_2R = self._decode(self._graphs, flight)
-        if out_2R is None:
+        if plan.draft.any():
+            assert not self._flying, "drafts go on from texts that are known"
+            self._follower.fill(flight)
+        out_2N = None
+        alone = plan.num_rows == plan.num_decodes and not flight.proposals
+        if self._graphs is not None and alone and not self._pooler.concerns(plan):
+            out_2N = self._decode(self._graphs, flight)
+        if out_2N is None:
             with torch.inference_mode():
-                out_2R = self._mixed(flight)
-                flight.experts_read = self._model.take_experts_read()
-        flight.out_2R = slot.out[: out_2R.numel()].view(out_2R.shape).copy_(out_2R, non_blocking=True)
+                out_2N = self._mixed(flight)
+        flight.out_2N = slot.out[: out_2N.numel()].view(out_2N.shape).copy_(out_2N, non_blocking=True)
         slot.ended.record()
         self._next_ticket += 1
         self._flying.append(flight)
@@ -211,11 +166,29 @@ class GpuExecutor:
             raise EngineDeadError(f"the GPU failed: {error}") from error
         finished_s = self._clock.now()
         elapsed_ms = flight.slot.begun.elapsed_time(flight.slot.ended)
+        self._read(flight)
         return flight.result(finished_s - elapsed_ms / 1e3, finished_s)
 
     def close(self) -> None:
         """Wait for the steps in flight."""
         torch.cuda.synchronize(self._device)
+        if self.grammars is not None:
+            self.grammars.close()
+
+    def _read(self, flight: Flight) -> None:
+        """The host's texts take a step that has ended, once."""
+        if not flight.settled:
+            flight.settled = True
+            for place, forced in self._follower.read(flight).items():
+                self._chooser.extend(int(flight.plan.row[place]), forced)
+
+    def _bind(self, flight: Flight) -> None:
+        """The step's masks, once the step before it was waited for and read. Its forward pass is launched."""
+        if flight.masks is None and flight.binds:
+            for earlier in self._flying:
+                earlier.slot.ended.synchronize()
+                self._read(earlier)
+            self._follower.mask(flight)
 
     # ---- a step
 
@@ -234,47 +207,72 @@ class GpuExecutor:
         with torch.inference_mode():
             self._model.forward(build_step(plan, self._rows, self._capacity.layout))
 
+    def _choose_idle(self) -> None:
+        """The kernels of masks, for a row that is idle."""
+        if self.grammars is not None:
+            logits_SV = torch.zeros(1, self._capacity.vocab_size, device=self._device)
+            zeros = torch.zeros(4, 1, dtype=torch.int32, device=self._device)
+            bits = torch.zeros(1, -(-self._capacity.vocab_size // 32), dtype=torch.int32, device=self._device)
+            allowed = Allowed(bits=bits, which_S=zeros[0] - 1)
+            self._chooser.choose(logits_SV, zeros[0], zeros[1], zeros[2:], allowed)
+
     def _take_news(self, plan: StepPlan) -> None:
         for start in plan.row_starts:
             self._rows.take(start)
             self._chooser.start(start)
+            self._pooler.start(start)
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
 
-    def _decode(self, graphs: DecodeGraphs, flight: _Flight) -> Tensor | None:
+    def _decode(self, graphs: DecodeGraphs, flight: Flight) -> Tensor | None:
         """[2, R and more]; None, and nothing sampled, when there is no memory for it."""
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
         try:
-            done = graphs.run(flight.slot.staged, plan.row, plan.start, plan.tokens, reach)
+            done = graphs.run(
+                flight.slot.staged, plan.row, plan.start, plan.tokens, reach, chooses=not flight.binds
+            )
         except torch.OutOfMemoryError:
             flight.broken.short = True
             return None
         num = plan.num_rows
+        if done.experts is not None:
+            flight.experts.append(retrieved(done.experts))
+        if flight.binds:
+            with torch.inference_mode():
+                self._bind(flight)
+                return self._choose(done.logits_SV[:num], flight, np.arange(num), np.zeros(num, np.int64))
         self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
         return done.out_2S
 
-    def _mixed(self, flight: _Flight) -> Tensor:
-        """[2, R]"""
+    def _mixed(self, flight: Flight) -> Tensor:
+        """[2, N]"""
         plan, outs = flight.plan, []
-        out_2R = torch.zeros(2, plan.num_rows, dtype=torch.int32, device=self._device)
+        out_2N = torch.zeros(2, plan.num_rows + plan.num_drafts, dtype=torch.int32, device=self._device)
         isolate(
             np.arange(plan.num_rows), lambda places: outs.append(self._part(flight, places)), flight.broken
         )
-        for places, part_2P in outs:
-            out_2R[:, stage(places, self._device)] = part_2P
-        return out_2R
+        for at, part_2P in outs:
+            out_2N[:, stage(at, self._device)] = part_2P
+        flight.experts_read = self._model.take_experts_read()
+        return out_2N
 
-    def _part(self, flight: _Flight, places: Places) -> tuple[Places, Tensor]:
-        """Some of the plan's rows through the model: (places, [2, places])."""
-        part = select(flight.plan, places)
+    def _part(self, flight: Flight, places: Places) -> tuple[Places, Tensor]:
+        """Some of the plan's rows through the model: (which of N, [2, as many])."""
+        part, places = drafts_as_chunks(flight.plan, places)
         step = build_step(part, self._rows, self._capacity.layout)
         if self._model.apart:  # decodes as chunks of one token, by the kernels of prompts
             step = replace(step, num_decodes=0)
         x_TH = self._model.forward(step)
-        hidden_PH = x_TH[stage(part.count.cumsum() - 1, self._device)]
-        out_2P = torch.zeros(2, len(places), dtype=torch.int32, device=self._device)
+        if (experts := self._model.experts_read()) is not None:
+            flight.experts.append(retrieved(experts))
+        sizes = flight.plan.draft[places].astype(np.int64) + 1
+        behind = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)  # so many drafts
+        hidden_PH = x_TH[stage(np.repeat(part.count.cumsum() - sizes, sizes) + behind, self._device)]
+        out_2P = torch.zeros(2, len(behind), dtype=torch.int32, device=self._device)
         out_2P[1] = hidden_PH.isfinite().all(1).logical_not_()
+        for place, vector_H in self._pooler.of(part, x_TH):
+            flight.pooled[int(places[place])] = retrieved(vector_H)
         first = part.num_decodes  # a decode predicts no token of its prompt
         for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
             owed = self._scores.owed(flight.plan, place, x_TH[first : first + count])
@@ -283,27 +281,48 @@ class GpuExecutor:
                 for low, logits_SV, tokens_S, tops in owed
             ]
             first += count
-        sampling = np.flatnonzero(part.sample != SAMPLE_NONE)
-        if len(sampling):
-            at = stage(sampling, self._device)
-            out_2P[:, at] = self._choose(self._model.logits(hidden_PH[at], len(at)), flight, places[sampling])
+        self._bind(flight)
+        of = np.repeat(places, sizes)
+        sampling = np.flatnonzero(flight.plan.sample[of] != SAMPLE_NONE)
+        for low in range(0, len(sampling), self._capacity.num_rows):
+            some = sampling[low : low + self._capacity.num_rows]
+            at = stage(some, self._device)
+            logits_SV = self._model.logits(hidden_PH[at], len(at))
+            out_2P[:, at] = self._choose(logits_SV, flight, of[some], behind[some])
         step.land()
-        return places, out_2P
+        return flight.firsts[of] + behind, out_2P
 
-    def _choose(self, logits_SV: Tensor, flight: _Flight, places: Places) -> Tensor:
-        """Sample the rows at these places of the plan: [2, S]. Their tokens stay for the next step."""
+    def _choose(self, logits_SV: Tensor, flight: Flight, places: Places, behind: Places) -> Tensor:
+        """Sample rows at these places of the plan, so many drafts behind their own tokens: [2, S]; zeros for
+        those that do not sample. Their tokens stay for the next step."""
         plan = flight.plan
-        lens = (plan.start + plan.count)[places]
-        rows_S, lens_S = stage(np.stack([plan.row[places], lens]), self._device)
-        out_2S = torch.empty(2, len(places), dtype=torch.int32, device=self._device)
-        self._chooser.choose(logits_SV, rows_S, lens_S, out_2S)
-        self._score(flight, logits_SV, lens_S, out_2S[0], places)
+        lens = (plan.start + plan.count - plan.draft)[places] + behind
+        lens *= plan.sample[places] != SAMPLE_NONE
+        rows_S, lens_S = stage(np.stack([plan.row[places], lens]).astype(np.int32), self._device)
+        make = torch.empty if flight.masks is None else torch.zeros
+        out_2S = make(2, len(places), dtype=torch.int32, device=self._device)
+        allowed = self._allowed(flight.masks, places, behind)
+        self._chooser.choose(logits_SV, rows_S, lens_S, out_2S, allowed)
+        self._score(flight, logits_SV, lens_S, out_2S[0], flight.firsts[places] + behind, places)
         return out_2S
 
+    def _allowed(self, masks: Masks | None, places: Places, behind: Places) -> Allowed | None:
+        """What grammars leave to these positions, on its way to the device."""
+        if masks is None:
+            return None
+        which = np.array([masks.first.get(place, -1) for place in places.tolist()], np.int32)
+        which = np.where(which < 0, -1, which + behind).astype(np.int32)
+        masks.filled.result()
+        bits = masks.bits_NW.to(self._device, non_blocking=True)
+        return Allowed(bits=bits, which_S=stage(which, self._device))
+
     def _score(
-        self, flight: _Flight, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, places: Places
-    ) -> None:
-        """Log-probabilities of the rows that asked for them."""
-        scores = self._chooser.scores(logits_SV, lens_S, tokens_S, flight.plan.row[places], places)
+        self, flight: Flight, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, positions: Places,
+        places: Places | None = None,
+    ) -> None:  # fmt: skip
+        """Log-probabilities of the rows that asked for them. positions: of the N; places: None where they are
+        the same."""
+        rows = flight.plan.row[positions if places is None else places]
+        scores = self._chooser.scores(logits_SV, lens_S, tokens_S, rows, positions)
         if scores is not None:
             flight.scores.append(scores)

@@ -85,9 +85,10 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """The masks of a step: bits_NW int32, filled once `filled` is done; first: of each place in the plan."""
+    """The masks of a step: bits_NW int32, on the host, filled once `filled` is done; first: of each place in
+    the plan."""
 
-    bits_NW: NDArray[np.int32]
+    bits_NW: Tensor
     first: Mapping[int, int]
     filled: Future[None]
 
@@ -107,7 +108,7 @@ class Masks:
             return logits_SV
         self.filled.result()
         forbidden_SW = np.zeros((len(logits_SV), self.bits_NW.shape[1]), np.int32)
-        forbidden_SW[at] = ~self.bits_NW[of]
+        forbidden_SW[at] = ~self.bits_NW.numpy()[of]
         bits = np.unpackbits(forbidden_SW.view(np.uint8), axis=1, bitorder="little")
         forbidden_SV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device)
         target_SV = torch.empty_like(logits_SV) if keep else logits_SV
@@ -118,18 +119,18 @@ class Grammars:
     """The matchers of all runner rows.
 
     vocabulary: asked once, when the first grammar comes. threads: that fill masks. jump_ahead: tokens that
-    are forced need no step each.
+    are forced need no step each. pinned: masks lie where a GPU can fetch them.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int, eos_token_ids: Sequence[int],
-                 threads: int, jump_ahead: bool = True) -> None:
+                 threads: int, jump_ahead: bool = True, pinned: bool = False) -> None:
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._jump_ahead = jump_ahead
+        self._jump_ahead, self._pinned = jump_ahead, pinned
         self._rows: dict[int, _Row] = {}
         self._known: dict[int, int] = {}  # of rows that jumped in the last step: the next position
         self._executor = LLExecutor(threads)
@@ -171,6 +172,11 @@ class Grammars:
                 matcher=matcher, grammar=grammar, jumps=jumps, run=matcher.compute_ff_tokens())
             row.take(start.output.tolist())
 
+    def concerns(self, plan: StepPlan) -> bool:
+        """True when a row of the plan may have a grammar, or one takes a row with it."""
+        return any(start.params.grammar is not None for start in plan.row_starts) or (
+            bool(self._rows) and not self._rows.keys().isdisjoint(plan.row.tolist()))
+
     def without_known(self, plan: StepPlan) -> StepPlan:
         """The plan without sampling what was forced since it was made."""
         if not self._known:
@@ -197,8 +203,10 @@ class Grammars:
             total += 1 + len(drafts)
         if not asked:
             return None
-        bits_NW = np.zeros((total, -(-self._vocab_size // 32)), np.int32)
-        return Masks(bits_NW=bits_NW, first=first, filled=self._worker.submit(self._fill, asked, bits_NW))
+        shape = total, -(-self._vocab_size // 32)
+        bits_NW = torch.zeros(shape, dtype=torch.int32, pin_memory=self._pinned)
+        return Masks(bits_NW=bits_NW, first=first,
+                     filled=self._worker.submit(self._fill, asked, bits_NW.numpy()))
 
     def _fill(self, asked: Sequence[tuple[_Row, int, list[int]]], bits_NW: NDArray[np.int32]) -> None:
         """The masks of each row from its place on, one more for each of its drafts."""

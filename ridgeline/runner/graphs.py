@@ -1,7 +1,8 @@
 """CUDA graphs of decode steps: from the gathered inputs to the sampled token, one graph for each of a few
 sizes.
 
-All sizes are recorded at the start, or else a size when it is first needed. Recording runs nothing on the
+All sizes are recorded at the start, or else a size when it is first needed; so is one that ends with the
+logits, for steps that choose under grammars. Recording runs nothing on the
 GPU, but compiles what is not compiled yet. All graphs share one pool of memory, since no two run at once.
 Knows no plan.
 
@@ -39,12 +40,14 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 class Decoded:
     """What a step left on the device, good until the next. Places are the step's rows and idle ones.
 
-    out_2S int32: tokens, and 1 where a row failed. lens_S int32: tokens known of each row, 0 where idle.
+    out_2S int32: tokens, and 1 where a row failed, where it chose. lens_S int32: tokens known of each row, 0
+    where idle. experts: how many were read, see Model.experts_read.
     """
 
     out_2S: Tensor
     logits_SV: Tensor
     lens_S: Tensor
+    experts: Tensor | None
 
 
 class DecodeGraphs:
@@ -58,17 +61,17 @@ class DecodeGraphs:
         self._device = rows.table.device
         self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=self._device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
-        self._ready: dict[int, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
+        self._ready: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Decoded]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(self._device)
         self._full = False  # there was no memory for one more
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
-        tokens: NDArray[np.int32], reach: NDArray[np.int64],
+        tokens: NDArray[np.int32], reach: NDArray[np.int64], *, chooses: bool = True,
     ) -> Decoded:  # fmt: skip
         """One step. staged: pinned int32 [FIELDS * max_rows] that nobody writes until the step is over.
-        tokens below 0 stand for the row's last one."""
+        tokens below 0 stand for the row's last one. chooses: else it ends with the logits."""
         num = len(rows)
         size = self._sizes[bisect_left(self._sizes, num)]
         staged = staged[: FIELDS * size]
@@ -77,23 +80,23 @@ class DecodeGraphs:
         if num < size:
             fields[0, num:], fields[1, num:], fields[2, num:], fields[3, num:] = self._rows.spare, -1, 0, 1
         self._staged[: FIELDS * size].copy_(staged, non_blocking=True)
-        if size in self._ready:
-            graph, decoded = self._ready[size]
+        if (size, chooses) in self._ready:
+            graph, decoded = self._ready[size, chooses]
             graph.replay()
             return decoded
         with torch.inference_mode():
-            decoded = self._step(size)
-        self._record(size)
+            decoded = self._step(size, chooses)
+        self._record(size, chooses)
         return decoded
 
     def record_all(self) -> None:
-        """Record every size anew."""
+        """Record every size anew; those that end with the logits when they are needed."""
         self._ready.clear()
         self._pool = torch.cuda.graph_pool_handle()  # a pool ends with its last graph
         for size in self._sizes:
-            self._record(size)
+            self._record(size, True)
 
-    def _record(self, size: int) -> None:
+    def _record(self, size: int, chooses: bool) -> None:
         """Make a size's graph. Where memory does not suffice, no more are made: steps go on without."""
         if self._full:
             return
@@ -102,16 +105,16 @@ class DecodeGraphs:
             with torch.inference_mode(), torch.cuda.stream(self._side):
                 graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")  # kernels may be loaded
                 try:
-                    decoded = self._step(size)
+                    decoded = self._step(size, chooses)
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
             self._full = True
             _log.warning("%d of %d decode graphs: %s", len(self._ready), len(self._sizes), error)
         else:
-            self._ready[size] = graph, decoded
+            self._ready[size, chooses] = graph, decoded
 
-    def _step(self, size: int) -> Decoded:
+    def _step(self, size: int, chooses: bool) -> Decoded:
         staged_4S = self._staged[: FIELDS * size].view(FIELDS, size)
         found = gather(staged_4S, self._rows.last_token, self._rows.table)
         widths = [table.shape[1] for table in self._rows.tables]
@@ -128,7 +131,9 @@ class DecodeGraphs:
                 GroupStep(table_SP=table, slots_T=slots) for table in found.table_SX.split(widths, 1)
             ),
         )
-        logits_SV = self._model.logits(self._model.forward(step), size)
+        x_SH = self._model.forward(step)
+        experts, logits_SV = self._model.experts_read(), self._model.logits(x_SH, size)
         out_2S = self._out[: 2 * size].view(2, size)
-        self._chooser.choose(logits_SV, staged_4S[0], found.lens_S, out_2S)
-        return Decoded(out_2S=out_2S, logits_SV=logits_SV, lens_S=found.lens_S)
+        if chooses:
+            self._chooser.choose(logits_SV, staged_4S[0], found.lens_S, out_2S)
+        return Decoded(out_2S=out_2S, logits_SV=logits_SV, lens_S=found.lens_S, experts=experts)

@@ -58,8 +58,24 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout, *, apart: bool =
 
 def select(plan: StepPlan, places: Long) -> StepPlan:
     """The part of a plan that concerns some of its rows (ascending places); its news are left out."""
-    if len(places) == plan.num_rows:
-        return plan
+    return plan if len(places) == plan.num_rows else _picked(plan, places)
+
+
+def drafts_as_chunks(plan: StepPlan, places: Long) -> tuple[StepPlan, Long]:
+    """`select` for kernels by which a decode cannot see what another of the same step writes: rows that
+    verify drafts stand behind the other decodes, as chunks. Returns the places as they stand too."""
+    drafted = plan.draft[places] > 0
+    if not drafted.any():
+        return select(plan, places), places
+    alone = ~drafted & (places < plan.num_decodes)
+    places = np.concatenate([places[alone], places[~alone]])
+    part = _picked(plan, places)
+    alone_first = msgspec.structs.replace(
+        part, draft=np.zeros_like(part.draft), num_decodes=int(alone.sum()))
+    return alone_first, places
+
+
+def _picked(plan: StepPlan, places: Long) -> StepPlan:
     firsts = np.concatenate(([0], plan.count.cumsum()))
     tokens = [plan.tokens[firsts[place]: firsts[place + 1]] for place in places]
     return msgspec.structs.replace(

@@ -5,9 +5,7 @@ Legend: C tokens of a chunk, T tokens, H hidden.
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.nn.build import Model
@@ -28,8 +26,12 @@ class Pooler:
         if start.params.pool is not None:
             self._asked[start.row] = start
 
-    def of(self, plan: StepPlan, x_TH: Tensor) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(place in the plan, vector [H]) of prompts that this step's hidden states make whole."""
+    def concerns(self, plan: StepPlan) -> bool:
+        """True when one of the rows asked."""
+        return bool(self._asked) and not self._asked.keys().isdisjoint(plan.row.tolist())
+
+    def of(self, plan: StepPlan, x_TH: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(place in the plan, float32 vector [H]) of prompts that this step's hidden states make whole."""
         if not self._asked:
             return
         ends = plan.count.cumsum().tolist()
@@ -38,7 +40,7 @@ class Pooler:
                 first = int(plan.start[place])
                 hidden_CH = self._model.final(x_TH[end - int(plan.count[place]): end])
                 if (vector_H := self._take(self._asked[row], first, hidden_CH)) is not None:
-                    yield place, vector_H.float().cpu().numpy()
+                    yield place, vector_H.float()
 
     def _take(self, asked: RowStart, first: int, hidden_CH: Tensor) -> Tensor | None:
         """The vector, once the prompt is whole. A step that is run again gives the same chunk again."""
@@ -48,6 +50,6 @@ class Pooler:
             return hidden_CH[-1] if whole else None
         at, before_H, with_H = self._sums.get(row, (0, torch.zeros(()), torch.zeros(())))
         base_H = torch.zeros(()) if first == 0 else before_H if first == at else with_H
-        total_H = base_H + hidden_CH.double().sum(0)
+        total_H = base_H + hidden_CH.sum(0, dtype=torch.float64)
         self._sums[row] = first, base_H, total_H
         return total_H / length if whole else None

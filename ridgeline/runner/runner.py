@@ -225,7 +225,7 @@ class LocalExecutor:
         broken = places[torch.isfinite(own_RH).all(1).logical_not_().cpu().numpy()]
         outcome.broken.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
         for place, vector in self._pooler.of(part, x_TH):
-            outcome.pooled[int(places[place])] = vector
+            outcome.pooled[int(places[place])] = vector.cpu().numpy()
         chunks = slice(part.num_decodes, None)  # a decode predicts no token of its prompt
         first = int(part.count[:part.num_decodes].sum())
         for place, count in zip(places[chunks].tolist(), part.count[chunks].tolist()):

@@ -1,4 +1,4 @@
-"""Host arrays on their way to the device, without anyone waiting.
+"""Host arrays on their way to the device, and tensors on their way back, without anyone waiting.
 
 A copy to a GPU starts in pinned memory of its own, which torch's allocator gives out again only when the copy
 is done; so nothing that is on its way is ever overwritten.
@@ -18,3 +18,9 @@ def stage(array: NDArray[np.generic], device: torch.device) -> Tensor:
         return host
     return host.pin_memory().to(device, non_blocking=True)
 
+
+
+def retrieved(x: Tensor) -> Tensor:
+    """A copy on the host, whole once the stream has come so far."""
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return host.copy_(x, non_blocking=True)

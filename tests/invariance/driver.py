@@ -15,6 +15,7 @@ from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.clock import WallClock
 from ridgeline.kv.manager import KVManager
 from ridgeline.nn.build import Model, build_model
+from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.noise import gumbel
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.speculate.draft import DraftModel
@@ -141,17 +142,20 @@ class Tiny:
         finally:
             executor.close()
 
-    def _executor(self, setup: Setup) -> LocalExecutor:
-        capacity = Capacity(
-            layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
-            num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
-            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages,
-            pools=True)
+    def _executor(self, setup: Setup) -> LocalExecutor | GpuExecutor:
+        capacity = self._capacity(setup)
         drafter = self._drafter(setup, capacity) if setup.speculate else None
         executor = LocalExecutor(self.model, capacity, cache_dtype=torch.float32, device=torch.device("cpu"),
                                  clock=WallClock(), threads=1, drafter=drafter)
         executor.max_in_flight = setup.depth
         return executor
+
+    def _capacity(self, setup: Setup) -> Capacity:
+        return Capacity(
+            layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
+            num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
+            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages,
+            pools=True)
 
     def _drafter(self, setup: Setup, capacity: Capacity) -> Drafter:
         texts = Texts()
@@ -164,7 +168,7 @@ class Tiny:
             cache_dtype=torch.float32, device=torch.device("cpu"), texts=texts, most=MOST_DRAFTS)
         return Drafter(texts, draft, WallClock())
 
-    def _loop(self, setup: Setup, executor: LocalExecutor) -> Loop:
+    def _loop(self, setup: Setup, executor: LocalExecutor | GpuExecutor) -> Loop:
         manager = KVManager(executor.capacity().layout, setup.num_pages, prefix_caching=setup.prefix_caching,
                             snapshot_stride=setup.snapshot_stride, snapshot_bytes=setup.snapshot_bytes,
                             num_host_pages=setup.num_host_pages)

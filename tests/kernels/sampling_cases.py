@@ -5,6 +5,7 @@ Legend: S rows, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gpu import Gpu
-from ridgeline.kernels.sampling import Requests, Sampling, ask_of, bias_of, marks_of
+from ridgeline.kernels.sampling import Allowed, Requests, Sampling, ask_of, bias_of, marks_of
 from ridgeline.kernels.sampling.reference import adjusted_reference, sample_reference
+from ridgeline.runner.grammar import Masks
 from ridgeline.runner.logprobs import top_logprobs
 from ridgeline.runner.sampler import Sampler, gumbel
 from ridgeline.schedule.plan import RowStart
@@ -49,14 +51,21 @@ class Sides:
             self.requests.write(row, ask)
             self.asks.append(ask)
 
-    def step(self, logits_SV: Tensor, rows: Sequence[int], position: int) -> list[int]:
-        """Tokens by the kernels, the last row of logits being idle; failed rows are equal, and give -1."""
+    def step(self, logits_SV: Tensor, rows: Sequence[int], position: int,
+             masks: Masks | None = None) -> list[int]:
+        """Tokens by the kernels, the last row of logits being idle; failed rows are equal, and give -1.
+        masks: of some of the rows."""
         num = len(rows)
         lens = torch.tensor([position] * num + [0], dtype=torch.int32, device=self.gpu.device)
         at = torch.tensor([*rows, len(self.asks)], dtype=torch.int32, device=self.gpu.device)
         out_2S = torch.full((2, num + 1), 77, dtype=torch.int32, device=self.gpu.device)
-        self.sampling(logits_SV.to(self.gpu.device), at, lens, self.requests, out_2S)
-        wanted = self.cpu.sample(logits_SV[:num].float(), torch.tensor(rows), torch.full((num,), position))
+        allowed, logits_NV = None, logits_SV[:num].float()
+        if masks is not None:
+            which = torch.tensor([masks.first.get(row, -1) for row in range(num + 1)], dtype=torch.int32)
+            allowed = Allowed(bits=masks.bits_NW.to(self.gpu.device), which_S=which.to(self.gpu.device))
+            logits_NV = masks.apply(logits_NV, range(num), range(num), [0] * num, keep=True)
+        self.sampling(logits_SV.to(self.gpu.device), at, lens, self.requests, out_2S, allowed)
+        wanted = self.cpu.sample(logits_NV, torch.tensor(rows), torch.full((num,), position))
         assert out_2S[0, :num].tolist() == wanted.tokens_S.tolist()
         assert out_2S[1, :num].tolist() == wanted.failed_S.int().tolist()
         assert out_2S[:, num].tolist() == [77, 77], "an idle row is left alone"
@@ -84,6 +93,21 @@ def mixture(small: int, large: int, scale: float, *, step: float = 0.0,
             rows = rows[1:] + rows[:1]
 
     return check
+
+
+def masked(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Every kind of row under a mask of a few tokens, of one, or of nearly all, beside rows without."""
+    vocab_size = 300 if gpu.interpret else 128_255
+    sides, rows, filled = Sides(gpu, vocab_size, MIX), range(len(MIX)), Future[None]()
+    filled.set_result(None)
+    random = np.random.default_rng(0)
+    for turn, share in enumerate((0.02, 0.98)):
+        allow = random.random((6, -(-vocab_size // 32) * 32)) < share
+        allow[:, 7], allow[5], allow[5, 299] = True, False, True
+        bits = torch.from_numpy(np.packbits(allow, axis=1, bitorder="little").view(np.int32))
+        masks = Masks(bits_NW=bits, first=dict(zip((8, 6, 5, 3, 1, 0), range(6))), filled=filled)
+        tokens = sides.step(spread(len(MIX) + 1, vocab_size, 2.0, dtype, turn), rows, 8 + turn, masks)
+        assert all(allow[mask, tokens[row]] for row, mask in masks.first.items())
 
 
 def sorted_twin(gpu: Gpu, dtype: torch.dtype) -> None:
@@ -152,6 +176,7 @@ CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
     "mixture of flat rows": mixture(140, 5003, 0.1),
     "mixture of equal logits": mixture(260, 5003, 2.0, step=0.5),
     "mixture of a dozen tokens": mixture(12, 12, 1.0),
+    "masks": masked,
     "the twin that sorts": sorted_twin,
     "broken rows": broken_rows,
     "history": history,

@@ -15,9 +15,10 @@ from ridgeline.kernels.rotate_write import rotate_write
 from ridgeline.kernels.rotate_write.reference import rotate_write_reference
 from ridgeline.kernels.step_inputs import angles, gather
 from ridgeline.kernels.step_inputs.reference import angles_reference, gather_reference
-from ridgeline.nn.build import build_model
+from ridgeline.nn.build import Model, build_model
 from ridgeline.runner.choose import Chooser
 from ridgeline.runner.graphs import FIELDS, Decoded, DecodeGraphs
+from ridgeline.runner.rows import Rows
 from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
@@ -111,6 +112,29 @@ class Replayed:
         self.replay = step
 
 
+def graphs_without_gpu(model: Model, rows: Rows, chooser: Chooser, *, max_rows: int,
+                       recorded: list[tuple[int, bool]]) -> DecodeGraphs:
+    """Whose graphs run their step again. recorded: what was recorded, in order."""
+    with mock.patch.multiple(torch.cuda, graph_pool_handle=mock.DEFAULT, Stream=mock.DEFAULT):
+        made = DecodeGraphs(model, rows, chooser, max_rows=max_rows)
+
+    def record(size: int, chooses: bool) -> None:
+        recorded.append((size, chooses))
+        left = Decoded(
+            out_2S=made._out[: 2 * size].view(2, size), lens_S=torch.empty(size, dtype=torch.int32),
+            logits_SV=torch.empty(size, model.spec.vocab_size), experts=None)
+
+        def again() -> None:
+            done = made._step(size, chooses)
+            left.logits_SV.copy_(done.logits_SV)
+            left.lens_S.copy_(done.lens_S)
+
+        made._ready[size, chooses] = Replayed(again), left  # type: ignore[assignment]
+
+    made._record = record  # type: ignore[method-assign]
+    return made
+
+
 def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
     """Decodes of any number of rows, padded to a size, recorded once, fed by their own last tokens: the texts
     of plain torch."""
@@ -121,18 +145,9 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
     gpu = replace(gpu, max_rows=5)
     ours.model = ours.executor._model = build_model(spec, ours.weights, dtype, gpu)
     ours.model.bind_cache(ours.capacity.layout, ours.executor._cache.region, dtype)
-    rows, recorded, outs = ours.executor._rows, [], {}
+    rows, recorded, outs = ours.executor._rows, list[tuple[int, bool]](), {}
     chooser = Chooser(gpu, rows, num_rows=5, vocab_size=spec.vocab_size)
-    with mock.patch.multiple(torch.cuda, graph_pool_handle=mock.DEFAULT, Stream=mock.DEFAULT):
-        made = DecodeGraphs(ours.model, rows, chooser, max_rows=5)
-
-    def record(size: int) -> None:
-        recorded.append(size)
-        none, out_2S = torch.empty(0), made._out[: 2 * size].view(2, size)
-        left = Decoded(out_2S=out_2S, logits_SV=none, lens_S=none)
-        made._ready[size] = Replayed(lambda: made._step(size)), left  # type: ignore[assignment]
-
-    made._record = record  # type: ignore[method-assign]
+    made = graphs_without_gpu(ours.model, rows, chooser, max_rows=5, recorded=recorded)
     wanted = {row: plain.generate(row, PROMPT[: 9 + row], 6) for row in range(5)}
     for row in range(5):
         ours.start(row, PROMPT[: 9 + row])
@@ -147,10 +162,10 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
         for row, token in zip(some, done.out_2S[0].tolist()):
             outs[row].append(token)
     assert outs == {row: wanted[row][: len(out)] for row, out in outs.items()}
-    assert recorded == [1, 5]
+    assert recorded == [(1, True), (5, True)]
     with mock.patch.object(torch.cuda, "graph_pool_handle"):
         made.record_all()
-    assert recorded == [1, 5, 1, 5] and sorted(made._ready) == [1, 5]
+    assert recorded == [(1, True), (5, True)] * 2 and sorted(made._ready) == [(1, True), (5, True)]
     plain.close()
     ours.close()
 

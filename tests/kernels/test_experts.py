@@ -1,5 +1,7 @@
 """Protects the experts' products: in the interpreter anywhere, on a GPU where there is one, in a graph."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from ridgeline.kernels.timing import captured
 from tests.kernels.experts_cases import CASES
 from tests.kernels.interpreted import errors_of
 from tests.kernels.triton_cases import close, poisoned, random, tolerance
+from tests.kernels.triton_compiled import compile_for_hopper
 
 CUDA = torch.device("cuda")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
@@ -32,6 +35,21 @@ def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
 def test_on_the_gpu_in_bfloat16(name: str) -> None:
     with poisoned():
         CASES[name](open_gpu(CUDA), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("rows", "warps", "stages"), [(16, 4, 4), (128, 8, 3)])
+def test_what_hopper_gets(rows: int, warps: int, stages: int, tmp_path: Path) -> None:
+    """A row's and a prompt's form, gate and up of 128 experts: on the tensor cores, all in registers."""
+    from ridgeline.kernels.experts.triton import experts_kernel
+
+    block_n, block_k = (64, 128) if rows <= 32 else (128, 64)
+    constants = dict(K=2048, E=128, EP=128, TOP=8, BM=rows, BN=block_n, BK=block_k, BIAS=False, FACTOR=True,
+                     INTERPRET=False)
+    types = {"order_ptr": "*i32", "edges_ptr": "*i32", "factor_ptr": "*fp32"}
+    made = compile_for_hopper(experts_kernel, tmp_path, constants=constants, descriptors={}, types=types,
+                              num_warps=warps, num_stages=stages)
+    assert made.local_bytes == 0 and made.shared_bytes <= 227 << 10, made
+    assert "wgmma" in made.ptx or "mma.sync" in made.ptx
 
 
 @pytest.mark.parametrize("tokens", [pytest.param(tokens, marks=on_gpu) for tokens in (1, 33, 700)])

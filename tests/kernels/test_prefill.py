@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from ridgeline.kernels.decode_attention import unfit
 from ridgeline.kernels.gpu import open_gpu, why_none
-from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS, Chunk, choose, tile_for, unfit
+from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS, Chunk, choose, tile_for
 from tests.kernels.interpreted import errors_of
 from tests.kernels.prefill_cases import CASES, LARGE
 from tests.kernels.triton_cases import poisoned

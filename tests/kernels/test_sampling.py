@@ -18,7 +18,8 @@ from tests.kernels.triton_compiled import compile_for_hopper
 
 CUDA = torch.device("cuda")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
-INT32 = ("rows", "lens", "wholes", "marks", "max", "noise", "list", "token", "failed", "tokens")
+INT32 = ("bits", "which", "rows", "lens", "wholes", "marks", "max", "noise", "list", "token", "failed",
+         "tokens")
 TYPES = {f"{name}_ptr": "*i32" for name in INT32}
 TYPES |= {f"{name}_ptr": "*i64" for name in ("seeds", "last", "ids", "ranks")} | {"reals_ptr": "*fp64"}
 TYPES |= {f"{name}_ptr": "*fp32" for name in ("bias", "mass", "odd", "values", "logits")}
@@ -61,16 +62,19 @@ def test_as_a_graph(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "warps"), [("survey", 1), ("raw survey", 1), ("choose", 8),
-                                               ("logprobs", 8)])
+                                               ("logprobs", 8), ("masked survey", 1), ("masked choose", 8)])
 def test_no_register_spills(kernel: str, warps: int, tmp_path: Path) -> None:
-    """A vocabulary of 128,256 tokens, with programmatic launch."""
+    """A vocabulary of 128,256 tokens, with programmatic launch. What chooses under masks may spill a little:
+    it runs once a row and is bound by its reads."""
     from ridgeline.kernels.sampling import triton as kernels
 
     constants: dict[str, object] = {"BLOCK": 128, "PDL": 1}
     constants |= {"TB": 4, "RAW": kernel[0] == "r"} if "survey" in kernel else {"NBP": 1024, "NC": 16}
-    made = compile_for_hopper(getattr(kernels, f"{kernel.split()[-1]}_kernel"), tmp_path, constants=constants,
-                              descriptors={}, types=TYPES, num_warps=warps, launch_pdl=True)
-    assert made.local_bytes == 0, made
+    chosen, masked = getattr(kernels, f"{kernel.split()[-1]}_kernel"), kernel.startswith("masked")
+    constants |= {} if masked else dict.fromkeys({"bits_ptr", "which_ptr"} & set(chosen.arg_names))
+    made = compile_for_hopper(chosen, tmp_path, constants=constants, descriptors={}, types=TYPES,
+                              num_warps=warps, launch_pdl=True)
+    assert made.local_bytes <= (160 if kernel == "masked choose" else 0), made
     assert "griddepcontrol.wait" in made.ptx and "griddepcontrol.launch_dependents" in made.ptx
 
 

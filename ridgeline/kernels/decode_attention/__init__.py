@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.kernels.cascade import Shared, tile_heads
-from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.gpu import Gpu, pointer, power_of_two
 
 MAX_DIM = 256
 MAX_GROUP = 64  # query heads of a KV head: they are the rows of a tensor-core tile
@@ -79,10 +79,10 @@ class Plan:
 def tile_for(*, group: int, dim: int, kv_bytes: int) -> Tile:
     """The tile for `group` query heads of a KV head, whatever the number of rows (measured on an H200 with
     heads of 128). Entries of 8 bits take registers to convert, which leave room for two programs."""
-    width, tokens = _power(dim), 64
+    width, tokens = power_of_two(dim), 64
     while tokens > 16 and 2 * tokens * width * kv_bytes * _STAGES > _SHARED_BYTES:
         tokens //= 2
-    warps = max(4, min(8, _power(group) * width // 1024))
+    warps = max(4, min(8, power_of_two(group) * width // 1024))
     programs = min(12 // warps, 3 if kv_bytes > 1 else 2,
                    _SHARED_BYTES // (2 * tokens * width * kv_bytes * _STAGES))
     return Tile(tokens=tokens, warps=warps, stages=_STAGES, programs=programs)
@@ -99,7 +99,7 @@ def unfit_heads(num_heads: int, kv_heads: int, dim: int, rotary: int) -> str:
     return ""
 
 
-def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int) -> str:
+def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int, rotary: int = 0) -> str:
     """Why the kernel cannot serve these pages; "" when it can."""
     reason = unfit_heads(num_heads, keys_NPGD.shape[2], keys_NPGD.shape[3], rotary)
     if reason:
@@ -144,7 +144,7 @@ class DecodeAttention:
         assert shared is None or (window is None and shared.piece % tile.tokens == 0)
         longest = rows.table_SX.shape[1] * tokens
         seen = longest if window is None else min(longest, window + tile.tokens - 1)
-        slot_bytes = 4 * num_heads // kv_heads * (_power(dim) + 2)
+        slot_bytes = 4 * num_heads // kv_heads * (power_of_two(dim) + 2)
         programs = min(self._gpu.processors * tile.programs, num_rows * kv_heads * -(-seen // tile.tokens),
                        max(self._gpu.processors, _PARTIAL_BYTES // (2 * slot_bytes)))
         first, before, share = (torch.empty(size, dtype=torch.int32, device=rows.lens_S.device)
@@ -153,7 +153,7 @@ class DecodeAttention:
         plan_kernel[(num_rows,)](rows.lens_S, skip_S, first, before, share, num_rows,
                                  _NO_WINDOW if window is None else window, programs, kv_heads, tile.tokens,
                                  max(1, _LEAST_TOKENS // tile.tokens), _FEW,
-                                 _power(max(num_rows, _PLANNED_ROWS)), shared is not None, num_warps=1)
+                                 power_of_two(max(num_rows, _PLANNED_ROWS)), shared is not None, num_warps=1)
         return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
                     programs=programs, first=first, before=before, share=share, shared=shared)
 
@@ -172,7 +172,7 @@ class DecodeAttention:
         rows, tile, num_heads = plan.rows, plan.tile, plan.num_heads
         num_rows, (kv_heads, dim) = len(qkv_SE), keys_NPGD.shape[2:]
         assert qkv_SE.shape[1] == (num_heads + 2 * kv_heads) * dim and qkv_SE.stride(1) == 1
-        group, width, shared = num_heads // kv_heads, _power(dim), plan.shared
+        group, width, shared = num_heads // kv_heads, power_of_two(dim), plan.shared
         prefix_slots = 0 if shared is None else shared.most + 1
         slots = 2 * plan.programs + num_rows * kv_heads * prefix_slots
         part_o = torch.empty(slots * group * width, dtype=torch.float32, device=qkv_SE.device)
@@ -185,15 +185,15 @@ class DecodeAttention:
         skip_S, piece = (rows.lens_S, tile.tokens) if shared is None else (shared.skip_S, shared.piece)
         decode_kernel[(plan.programs,)](
             qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, rows.lens_S, skip_S, plan.first, plan.before,
-            plan.share, rows.cos_SR, rows.sin_SR, _or(q_norm, qkv_SE), _or(k_norm, qkv_SE),
-            _or(sinks_M, qkv_SE), part_o, part_ml, self.locks, out_SE, qkv_SE.stride(0), out_SE.stride(0),
+            plan.share, rows.cos_SR, rows.sin_SR, pointer(q_norm, qkv_SE), pointer(k_norm, qkv_SE),
+            pointer(sinks_M, qkv_SE), part_o, part_ml, self.locks, out_SE, qkv_SE.stride(0), out_SE.stride(0),
             rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0), keys_NPGD.stride(1),
             keys_NPGD.stride(2), scale, self._k_scale, self._v_scale, torch.finfo(keys_NPGD.dtype).max,
             _NO_WINDOW if plan.window is None else plan.window, eps, prefix_slots, kv_heads, group,
-            max(16, _power(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.tokens, piece,
-            *_merged(tile, group, width), q_norm is not None, sinks_M is not None, plan.window is not None,
-            shared is not None, pdl, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages,
-            maxnreg=tile.registers, **self._gpu.launch_options())
+            max(16, power_of_two(group)), dim, width, rows.cos_SR.shape[1], plan.page_tokens, tile.tokens,
+            piece, *_merged(tile, group, width), q_norm is not None, sinks_M is not None,
+            plan.window is not None, shared is not None, pdl, self._gpu.interpret, num_warps=tile.warps,
+            num_stages=tile.stages, maxnreg=tile.registers, **self._gpu.launch_options())
         return out_SE
 
     def _shared(self, shared: Shared, qkv_SE: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan,
@@ -205,10 +205,10 @@ class DecodeAttention:
         assert shared.num_heads == plan.num_heads // kv_heads
         shared_kernel[(min(len(shared.work) * kv_heads, 2 * self._gpu.processors),)](
             qkv_SE, keys_NPGD, values_NPGD, rows.table_SX, shared.members_L, shared.work, shared.total,
-            rows.cos_SR, rows.sin_SR, _or(q_norm, qkv_SE), part_o, part_ml, self.locks,
+            rows.cos_SR, rows.sin_SR, pointer(q_norm, qkv_SE), part_o, part_ml, self.locks,
             qkv_SE.stride(0), rows.table_SX.stride(0), rows.cos_SR.stride(0), keys_NPGD.stride(0),
             keys_NPGD.stride(1), keys_NPGD.stride(2), scale * self._k_scale, eps, 2 * plan.programs,
-            shared.most + 1, kv_heads, shared.num_heads, tile_heads(shared), dim, _power(dim),
+            shared.most + 1, kv_heads, shared.num_heads, tile_heads(shared), dim, power_of_two(dim),
             rows.cos_SR.shape[1], plan.page_tokens, shared.piece, tile.tokens,
             q_norm is not None, int(self._gpu.programmatic), self._gpu.interpret,
             num_warps=8, num_stages=2, **self._gpu.launch_options())
@@ -217,15 +217,5 @@ class DecodeAttention:
 def _merged(tile: Tile, group: int, width: int) -> tuple[int, int]:
     """(pieces, query heads) that are merged at once, by the registers that there are."""
     room = 32 * 32 * tile.warps // width
-    heads = min(_power(group), max(1, room // _MERGED))
+    heads = min(power_of_two(group), max(1, room // _MERGED))
     return max(1, min(room // heads, _MERGED)), heads
-
-
-def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
-    """A pointer that the kernel does not read stands in for what is absent."""
-    return unused if tensor is None else tensor
-
-
-def _power(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.decode_linear.reference import linear_reference
 from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShape, Tuning, bucket, tuning_for
-from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.gpu import Gpu, pointer
 
 _TRIGGERS = {"loop": 1, "start": 2, "end": 3}  # PDL of triton.py
 _GATED = 2048  # outputs of a program that gates
@@ -137,11 +137,10 @@ class DecodeLinears:
         assert len(call.x_MK) == 1, "gemv is for one row"
         shape, x = call.shape, call.x_MK
         gemv_kernel[(-(-shape.n // choice.block_n),)](
-            x, call.weight, out_MN, _or(call.norm_K, x), _or(call.residual_MN, x), _or(call.bias, x), shape.n,
-            call.eps, shape.k, choice.block_n, choice.block_k, shape.norm, shape.gated,
-            call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
-            num_warps=choice.warps,
-            **self.gpu.launch_options())
+            x, call.weight, out_MN, pointer(call.norm_K, x), pointer(call.residual_MN, x),
+            pointer(call.bias, x), shape.n, call.eps, shape.k, choice.block_n, choice.block_k, shape.norm,
+            shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
+            num_warps=choice.warps, **self.gpu.launch_options())
 
     def _tiles(self, call: Call, choice: Choice, out_MN: Tensor) -> None:
         from ridgeline.kernels.decode_linear.triton import dot_kernel, tma_kernel
@@ -154,7 +153,7 @@ class DecodeLinears:
         part_floats = choice.block_n * block_m * (2 if shape.gated else 1) + block_m
         part = torch.empty(tiles * choice.split * part_floats if choice.split > 1 else 1, dtype=torch.float32,
                            device=x.device)
-        residual = _or(call.residual_MN, out_MN)
+        residual, bias = pointer(call.residual_MN, out_MN), pointer(call.bias, x)
         out_args = (part, self.locks, rows, shape.n)
         tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split, tiles_m)
         ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
@@ -167,16 +166,11 @@ class DecodeLinears:
             tma_kernel[(tiles, choice.split)](
                 TensorDescriptor.from_tensor(x, [block_m, choice.block_k]),
                 TensorDescriptor.from_tensor(call.weight, [choice.block_n, choice.block_k]), out_MN, residual,
-                _or(call.bias, x), *out_args, out_MN.stride(0), residual.stride(0), *tile, *ends, **options)
+                bias, *out_args, out_MN.stride(0), residual.stride(0), *tile, *ends, **options)
         else:
             dot_kernel[(tiles, choice.split)](
-                x, call.weight, out_MN, _or(call.norm_K, x), residual, _or(call.bias, x), *out_args, call.eps,
+                x, call.weight, out_MN, pointer(call.norm_K, x), residual, bias, *out_args, call.eps,
                 x.stride(0), out_MN.stride(0), residual.stride(0), *tile, shape.norm, *ends, **options)
-
-
-def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
-    """A pointer that the kernel does not read stands in for what is absent."""
-    return unused if tensor is None else tensor
 
 
 def _can_describe(x: Tensor) -> bool:

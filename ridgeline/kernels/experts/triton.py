@@ -3,12 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _dot(a, b, acc, INTERPRET: tl.constexpr):
-    if INTERPRET:
-        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32))
-    return tl.dot(a, b, acc, input_precision="ieee")
+from ridgeline.kernels.decode_linear.triton import _dot
 
 
 @triton.jit(do_not_specialize=["num"])

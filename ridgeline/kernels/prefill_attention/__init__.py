@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.decode_attention import unfit
+from ridgeline.kernels.gpu import Gpu, power_of_two
 
-MAX_DIM = 256
-MAX_GROUP = 64
 PAGED, LIBRARY = "paged", "library"
 LIBRARY_DIM = 128  # the widest head that cuDNN takes on every GPU
 LIBRARY_TOKENS = 4096  # from here on a chunk is faster in cuDNN, rounded up as it is (heads of 128, an H200)
@@ -28,7 +27,6 @@ _MANY_TOKENS = 2048
 _LIBRARY_STEP = 1024
 _LOG2E = 1.4426950408889634
 _NO_WINDOW = 1 << 30
-_CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +99,6 @@ def tile_for(num_tokens: int, dim: int, kv_bytes: int) -> Tile:
     return Tile(heads=64, tokens=64, warps=4, stages=3)
 
 
-def unfit(keys_NPGD: Tensor, values_NPGD: Tensor, num_heads: int) -> str:
-    """Why the kernel cannot serve these pages; "" when it can."""
-    groups, dim = keys_NPGD.shape[2:]
-    if dim % 16 or not 16 <= dim <= MAX_DIM:
-        return f"a head of {dim} is no multiple of 16 up to {MAX_DIM}"
-    if num_heads % groups or num_heads // groups > MAX_GROUP:
-        return f"{num_heads} query heads do not share {groups} KV heads by at most {MAX_GROUP}"
-    if keys_NPGD.dtype not in _CACHE_TYPES:
-        return f"a cache of {keys_NPGD.dtype} is not supported"
-    if keys_NPGD.stride() != values_NPGD.stride() or keys_NPGD.stride(3) != 1:
-        return "keys and values need equal strides and heads of stride 1"
-    return ""
-
-
 class PrefillAttention:
     """Runs on one stream of one GPU. k_scale, v_scale: what 1.0 in the cache stands for; for fp8."""
 
@@ -179,7 +163,7 @@ class PrefillAttention:
             qkv_TND if sinks_M is None else sinks_M, out_TE, qkv_TND.stride(0), plan.table_SX.stride(0),
             *keys_NPGD.stride()[:3], scale * self._k_scale * _LOG2E, self._v_scale,
             _NO_WINDOW if plan.window is None else plan.window, groups, plan.num_heads // groups, dim,
-            1 << (dim - 1).bit_length(), tokens, tile.heads, tile.tokens, sinks_M is not None,
+            power_of_two(dim), tokens, tile.heads, tile.tokens, sinks_M is not None,
             plan.window is not None, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages)
 
 

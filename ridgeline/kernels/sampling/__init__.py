@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.gpu import Gpu, power_of_two
 from ridgeline.spec.sampling import SamplingParams
 
 MAX_VOCAB = 1 << 24  # of the order of tokens, 24 bits are the id's
@@ -114,6 +114,15 @@ class Requests:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What grammars leave to the rows of a step. bits int32 [masks, (V + 31) // 32], a bit a token; which_S
+    int32: the mask of each row, -1 for none."""
+
+    bits: Tensor
+    which_S: Tensor
+
+
 class Sampling:
     """Samples on one stream of one GPU. Its memory is written anew by each call."""
 
@@ -128,23 +137,24 @@ class Sampling:
         self._odd = torch.empty(max_rows * self._num_blocks, device=gpu.device)
 
     def __call__(self, logits_SV: Tensor, rows_S: Tensor, lens_S: Tensor, requests: Requests,
-                 out_2S: Tensor) -> None:
+                 out_2S: Tensor, allowed: Allowed | None = None) -> None:
         """out_2S int32 gets the tokens, and 1 where a row failed, because its logits are not all finite
         (below 3e38) or its request leaves no token; its token is 0. The tokens go to requests.last_token as
         well.
 
         logits_SV: float32 or bfloat16, left as they are. rows_S int32: each request once at most. lens_S
         int32: tokens known, which is the position where the new one will stand; 0 where a row is idle, for
-        which nothing is written.
+        which nothing is written. allowed: None where no row has a mask.
         """
         from ridgeline.kernels.sampling.triton import choose_kernel
 
         assert out_2S.dtype == torch.int32 and out_2S.stride(1) == 1
-        parts = self._survey(logits_SV, rows_S, lens_S, requests)
+        masks = (None, None) if allowed is None else (allowed.bits, allowed.which_S)
+        parts = self._survey(logits_SV, rows_S, lens_S, requests, masks)
         choose_kernel[(len(logits_SV),)](
             logits_SV, rows_S, lens_S, *requests.pointers(), self._max_SB, self._noise_SB, self._mass_SB,
-            self._odd, self._list_SB, out_2S[0], out_2S[1], self._vocab_size, self._num_blocks, parts,
-            logits_SV.stride(0), _BLOCK, _power(self._num_blocks), _AT_ONCE, self._pdl, num_warps=8,
+            self._odd, self._list_SB, out_2S[0], out_2S[1], *masks, self._vocab_size, self._num_blocks, parts,
+            logits_SV.stride(0), _BLOCK, power_of_two(self._num_blocks), _AT_ONCE, self._pdl, num_warps=8,
             **self._gpu.launch_options())
 
     def logprobs(self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor,
@@ -162,14 +172,15 @@ class Sampling:
         logprobs_kernel[(num_rows,)](
             logits_SV, lens_S, tokens_S, self._max_SB, self._mass_SB, self._list_SB, ids, values, ranks_S,
             self._vocab_size, self._num_blocks, logits_SV.stride(0), 1 + k, k, _BLOCK,
-            _power(self._num_blocks), _AT_ONCE, self._pdl, num_warps=8, **self._gpu.launch_options())
+            power_of_two(self._num_blocks), _AT_ONCE, self._pdl, num_warps=8, **self._gpu.launch_options())
         return ids, values, ranks_S
 
     @property
     def _pdl(self) -> int:
         return int(self._gpu.programmatic)
 
-    def _survey(self, logits_SV: Tensor, rows_S: Tensor, lens_S: Tensor, requests: Requests | None) -> int:
+    def _survey(self, logits_SV: Tensor, rows_S: Tensor, lens_S: Tensor, requests: Requests | None,
+                masks: tuple[Tensor | None, Tensor | None] = (None, None)) -> int:
         """The pass over the logits, raw without requests; into how many parts a row was cut."""
         from ridgeline.kernels.sampling.triton import survey_kernel
 
@@ -184,11 +195,6 @@ class Sampling:
         held = (self._odd,) * 6 if requests is None else requests.pointers()
         survey_kernel[(parts, num_rows)](
             logits_SV, rows_S, lens_S, *held, self._max_SB, self._noise_SB, self._mass_SB, self._odd,
-            self._vocab_size, self._num_blocks, logits_SV.stride(0), part, _BLOCK, _TILE, requests is None,
-            self._pdl, num_warps=1, **self._gpu.launch_options())
+            *masks, self._vocab_size, self._num_blocks, logits_SV.stride(0), part, _BLOCK, _TILE,
+            requests is None, self._pdl, num_warps=1, **self._gpu.launch_options())
         return parts
-
-
-def _power(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -18,6 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-(1 << 31))
 LAST_ID = tl.constexpr((1 << 24) - 1)
 NOTHING = tl.constexpr(-3.3e38)  # stands for a logit where there is none, finite in bfloat16 too
+FORBIDDEN = tl.constexpr(-1e30)  # no other logit reaches it, and it is finite: see the CPU's grammars
 MOST = tl.constexpr(3e38)  # of a row's best logit
 SLACK = tl.constexpr(4e-3)  # far above the error of a score in float32
 # columns of a request's numbers; see Requests
@@ -86,9 +87,21 @@ def _asked(reals_ptr, wholes_ptr, marks_ptr, bias_ptr, last_ptr, row, position, 
 
 
 @triton.jit
+def _allowed(bits_ptr, which_ptr, s, V):
+    """What a row asks besides where steps have masks: whether it has one, and where that lies."""
+    which = tl.load(which_ptr + s)
+    return which >= 0, bits_ptr + which.to(tl.int64) * ((V + 31) // 32)
+
+
+@triton.jit
 def _adjusted(x, token, ok, asked):
-    """Bias, penalties and stop tokens kept out. The token sampled last is not yet in the marks."""
-    has_marks, marks, has_bias, bias, pending, repetition, presence, frequency, keep_out = asked
+    """What the mask forbids, bias, penalties and stop tokens kept out. The token sampled last is not yet in
+    the marks."""
+    has_marks, marks, has_bias, bias, pending, repetition, presence, frequency, keep_out = asked[:9]
+    if len(asked) > 9:  # noqa: SIM102  # the first is decided when it is compiled
+        if asked[9]:
+            word = tl.load(asked[10] + token // 32, mask=ok, other=0)
+            x = tl.where(((word >> (token % 32)) & 1) != 0, x, FORBIDDEN)
     if has_bias:
         x += tl.load(bias + token, mask=ok, other=0.0)
     if has_marks:
@@ -115,12 +128,12 @@ def _tile(logits, b0, stop, V, BLOCK: tl.constexpr, TB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["PART"], do_not_specialize_on_alignment=["rows_ptr", "lens_ptr"])
 def survey_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_ptr, marks_ptr, bias_ptr,
-                  last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, V, NB, stride_logits, PART,
-                  BLOCK: tl.constexpr, TB: tl.constexpr, RAW: tl.constexpr, PDL: tl.constexpr):
+                  last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, bits_ptr, which_ptr, V, NB, stride_logits,
+                  PART, BLOCK: tl.constexpr, TB: tl.constexpr, RAW: tl.constexpr, PDL: tl.constexpr):
     """Programs (part, row). Of each block: max [S, NB] keys; noise [S, NB], where the row draws; mass
     [S, NB], sum of exp((logit - block's highest) / temperature), where the row wants it. odd [S, parts]: not
     0 where a logit is not finite. RAW: logits as they are, temperature 1, mass always. Rows of length 0 are
-    idle."""
+    idle. bits: masks of (V + 31) // 32 words, which [S]: each row's, -1 for none; None without any."""
     part, s = tl.program_id(0), tl.program_id(1)
     if PDL > 0:
         gdc_wait()
@@ -132,6 +145,8 @@ def survey_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_p
         if not RAW:
             row = tl.load(rows_ptr + s).to(tl.int64)
             asked = _asked(reals_ptr, wholes_ptr, marks_ptr, bias_ptr, last_ptr, row, position, V)
+            if bits_ptr is not None:
+                asked = asked + _allowed(bits_ptr, which_ptr, s, V)
             temperature = tl.load(reals_ptr + row * NUM_REALS + TEMPERATURE)
             draws = temperature > 0.0
             weighs = draws & (tl.load(reals_ptr + row * NUM_REALS + TOP_P) < 1.0)
@@ -314,9 +329,9 @@ def _draw(level, noise_ptr, mass_ptr, asks_ptr, k, position, seed, V, NB, row, N
 @triton.jit(do_not_specialize=["parts"],
             do_not_specialize_on_alignment=["rows_ptr", "lens_ptr", "token_ptr", "failed_ptr"])
 def choose_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_ptr, marks_ptr, bias_ptr,
-                  last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, list_ptr, token_ptr, failed_ptr, V, NB,
-                  parts, stride_logits, BLOCK: tl.constexpr, NBP: tl.constexpr, NC: tl.constexpr,
-                  PDL: tl.constexpr):
+                  last_ptr, max_ptr, noise_ptr, mass_ptr, odd_ptr, list_ptr, token_ptr, failed_ptr, bits_ptr,
+                  which_ptr, V, NB, parts, stride_logits, BLOCK: tl.constexpr, NBP: tl.constexpr,
+                  NC: tl.constexpr, PDL: tl.constexpr):
     """A program a row: its token, and 1 where its logits were not all finite (the token is 0 then). Notes the
     token as the request's last, and counts the one before it. Does nothing where a row is idle."""
     s = tl.program_id(0)
@@ -328,6 +343,8 @@ def choose_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_p
         request = tl.load(rows_ptr + s).to(tl.int64)
         asked = _asked(reals_ptr, wholes_ptr, marks_ptr, bias_ptr, last_ptr, request, position, V)
         asks, wholes = reals_ptr + request * NUM_REALS, wholes_ptr + request * NUM_WHOLES
+        if bits_ptr is not None:
+            asked = asked + _allowed(bits_ptr, which_ptr, s, V)
         row = (list_ptr + s * NB, logits_ptr + s.to(tl.int64) * stride_logits, asked, V)
         b = tl.arange(0, NBP)
         keys = tl.load(max_ptr + s * NB + b, mask=b < NB, other=LOWEST)

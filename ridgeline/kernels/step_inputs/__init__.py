@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gpu import power_of_two
+
 _PLACES = 1024
 
 
@@ -46,12 +48,8 @@ def angles(positions_T: Tensor, frequencies: Tensor, factor: float) -> tuple[Ten
     from ridgeline.kernels.step_inputs.triton import angles_kernel
 
     num, width = len(positions_T), 2 * len(frequencies)
+    padded = power_of_two(width)
     cos, sin = (torch.empty(num, width, device=frequencies.device) for _ in range(2))
     if num:
-        angles_kernel[(num,)](positions_T, frequencies, cos, sin, factor, width, _power(width), num_warps=1)
+        angles_kernel[(num,)](positions_T, frequencies, cos, sin, factor, width, padded, num_warps=1)
     return cos, sin
-
-
-def _power(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -46,16 +46,25 @@ class Speculator(Protocol):
 
 
 class Drafter:
-    """Fills a plan's draft slots and, when the step is done, says how good the drafts were."""
+    """Fills a plan's draft slots and, when the step is done, says how good the drafts were.
 
-    def __init__(self, texts: Texts, speculator: Speculator, clock: Clock) -> None:
+    ordered: rows whose positions must be sampled one after another, since what they ask for hangs on their
+    text so far, are drafted for too.
+    """
+
+    def __init__(self, texts: Texts, speculator: Speculator, clock: Clock, *, ordered: bool = True) -> None:
         self._texts = texts
         self._speculator = speculator
         self._clock = clock
         self._seconds = 0.0
+        self._ordered = ordered
+        self._left_out: set[int] = set()
 
     def start(self, start: RowStart) -> None:
         """A request takes its row."""
+        self._left_out.discard(start.row)
+        if not self._ordered and start.params.needs_history:
+            self._left_out.add(start.row)
         self._speculator.start(start)
         self._texts.start(start)
 
@@ -88,7 +97,7 @@ class Drafter:
             compared[place] = len(drafts) if place in proposals else min(len(drafts), len(new))
             agreed[place] = num_agreed(new, drafts)
             self._texts.append(row, [*new, *forced.get(place, ())])
-            ready[place] = self._speculator.look(row)
+            ready[place] = 0 if row in self._left_out else self._speculator.look(row)
         return Drafting(compared=compared, agreed=agreed, ready=ready, seconds=self._seconds)
 
 

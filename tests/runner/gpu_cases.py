@@ -1,0 +1,168 @@
+"""What a GPU's runner must do beside plain texts, as cases for Triton's interpreter and for a GPU: through
+the scheduler, what the CPU's runner does with the same float32 weights. Two steps are in flight wherever they
+can be. The interpreter gets one layer, a GPU two."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ridgeline.base.clock import WallClock
+from ridgeline.frontend import structure
+from ridgeline.kernels.gpu import Gpu
+from ridgeline.nn.build import build_model
+from ridgeline.runner.gpu import GpuExecutor
+from ridgeline.runner.grammar import Grammars
+from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.speculate.ngram import Ngram
+from ridgeline.runner.speculate.speculator import Drafter
+from ridgeline.runner.speculate.texts import Texts
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.sampling import SamplingParams
+from tests.helpers import tiny_mixture, tiny_spec, tiny_weights
+from tests.invariance.driver import MOST_DRAFTS, Job, Run, Setup, Tiny
+from tests.kernels.step_cases import graphs_without_gpu
+from tests.runner.hand import Feed, Hand
+from tests.runner.test_grammar import END, VOCAB, Letters
+
+SETUP = Setup(num_rows=4, max_step_tokens=16, depth=2, block_tokens=16)
+PLAIN = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+
+def tiny(gpu: Gpu) -> ModelSpec:
+    layers, windows = (1, (None,)) if gpu.interpret else (2, (None, 9))
+    spec = tiny_spec(num_layers=layers, head_dim=16, vocab_size=VOCAB, windows=windows)
+    return replace(spec, eos_token_ids=(END,))
+
+
+class Event:
+    """Stands for CUDA's where nothing runs beside the host."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: "Event") -> float:
+        return 1.0
+
+
+class Either(Tiny):
+    """The tiny model on the CPU, or by a GPU's kernels; both follow grammars."""
+
+    def __init__(self, spec: ModelSpec, gpu: Gpu | None) -> None:
+        super().__init__(spec)
+        self.recorded: list[tuple[int, bool]] = []
+        self.gpu = gpu
+
+    def _executor(self, setup: Setup) -> LocalExecutor | GpuExecutor:
+        grammars = Grammars(
+            Letters, vocab_size=VOCAB, eos_token_ids=(END,), threads=1,
+            pinned=self.gpu is not None and not self.gpu.interpret,
+        )  # fmt: skip
+        capacity, drafter = self._capacity(setup), None
+        if setup.speculate:
+            texts = Texts()
+            drafter = Drafter(texts, Ngram(texts, MOST_DRAFTS), WallClock(), ordered=self.gpu is None)
+        if self.gpu is None:
+            device = torch.device("cpu")
+            one: LocalExecutor | GpuExecutor = LocalExecutor(
+                self.model, capacity, cache_dtype=torch.float32, device=device, clock=WallClock(), threads=1,
+                drafter=drafter, grammars=grammars,
+            )  # fmt: skip
+        else:
+            weights = {name: weight.to(self.gpu.device) for name, weight in self.weights.items()}
+            one = GpuExecutor(
+                build_model(self.spec, weights, torch.float32, self.gpu), capacity, cache_dtype=torch.float32,
+                device=self.gpu.device, clock=WallClock(), drafter=drafter, grammars=grammars,
+            )  # fmt: skip
+            if self.gpu.interpret:
+                one._graphs = graphs_without_gpu(
+                    one._model, one._rows, one._chooser, max_rows=setup.num_rows, recorded=self.recorded)
+        one.max_in_flight = setup.depth
+        return one
+
+
+def both(gpu: Gpu, setup: Setup, jobs: Sequence[Job]) -> Run:
+    """The GPU's run, whose texts are the CPU's."""
+    if gpu.interpret:
+        torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
+    one, other = Either(tiny(gpu), gpu), Either(tiny(gpu), None)
+    ours, wanted = one.run(setup, jobs), other.run(setup, jobs)
+    asks = any(job.params.grammar for job in jobs)
+    assert not gpu.interpret or asks == any(not chooses for _, chooses in one.recorded), one.recorded
+    for key, text in wanted.texts.items():
+        assert ours.texts[key].tokens == text.tokens, (key, ours.texts[key].tokens, text.tokens)
+        assert len(ours.texts[key].logprobs) == len(text.logprobs)
+        for got, want in zip(ours.texts[key].logprobs, text.logprobs):
+            np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-4)
+        if text.pooled is not None:
+            np.testing.assert_allclose(ours.texts[key].pooled, text.pooled, atol=1e-4)
+    return ours
+
+
+def job(prompt: Sequence[int], at: int = 0, **changes: object) -> Job:
+    return Job(prompt=tuple(prompt), params=replace(PLAIN, **changes), at=at)  # type: ignore[arg-type]
+
+
+def pooled(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Vectors of prompts, in chunks and of one token, beside texts."""
+    long = [3 + i % 9 for i in range(18)]
+    both(gpu, SETUP, [
+        job([5], max_tokens=3), job(long, pool="mean", max_tokens=1),
+        job([4], 1, pool="last", max_tokens=1), job([6], 2, pool="mean", max_tokens=1),
+    ])  # fmt: skip
+
+
+def followed(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Rows under grammars, greedy, seeded, with penalties and probabilities, beside free ones; what is forced
+    meanwhile is not sampled."""
+    free, loose = replace(PLAIN, ignore_eos=False), structure.regex("(ab|ba|é[12]){1,3}12é")
+    tight = structure.regex("[ab]12é")
+    run = both(gpu, SETUP, [
+        Job(prompt=(1, 2, 3), params=replace(free, grammar=loose, max_tokens=4)),
+        job([4, 5], max_tokens=3, logprobs=2),
+        Job(prompt=(7, 8), params=replace(free, grammar=tight, max_tokens=5, temperature=1.0, seed=3,
+                                          repetition_penalty=1.4), at=1),
+        Job(prompt=(9,), params=replace(free, grammar=loose, max_tokens=3, logprobs=1, temperature=1.0,
+                                        seed=5), at=1),
+    ])  # fmt: skip
+    assert run.texts[2, 0].tokens[1:4] == [6, 11, 10]
+
+
+def drafted(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Rows that verify drafts: with probabilities, and under a grammar, where each position has its mask;
+    beside a prompt and a row whose penalties want its tokens one by one."""
+    ones = replace(PLAIN, ignore_eos=False, grammar=structure.regex("(1|a){4,8}"), logit_bias={6: 30.0})
+    run = both(gpu, replace(SETUP, speculate="ngram"), [
+        job([4] * 4, logprobs=1, logit_bias={4: 30.0}, max_tokens=6),
+        Job(prompt=(6, 6, 6, 6), params=replace(ones, max_tokens=6)),
+        job([4] * 6, 1, frequency_penalty=0.5, max_tokens=2),
+    ])  # fmt: skip
+    assert int(str(run.stats["num_accepted_tokens"])) >= 4 and run.texts[1, 0].tokens == [6] * 6
+
+
+def experts(gpu: Gpu, dtype: torch.dtype) -> None:
+    """As many were read as on the CPU, by a prompt and a decode."""
+    if gpu.interpret:
+        torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
+    spec = tiny_mixture(head_dim=16)
+    weights, counts = tiny_weights(spec), list[list[int]]()
+    for one in (gpu, None):
+        hand = Hand(spec=spec, weights=weights, gpu=one, num_rows=1, block_tokens=16)
+        hand.start(0, [5, 6, 7])
+        feeds = Feed(row=0, start=0, tokens=[5, 6, 7]), Feed(row=0, start=3, tokens=[9])
+        counts.append([hand.step(feed).experts_read for feed in feeds])
+        hand.close()
+    assert counts[0] == counts[1] and min(counts[0]) > 0, counts
+
+
+CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
+    "pooled": pooled,
+    "followed": followed,
+    "drafted": drafted,
+    "experts": experts,
+}
