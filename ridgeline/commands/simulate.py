@@ -28,7 +28,8 @@ _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
 _LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "host_kv_bytes",
          "prefix_caching", "trace", "lengths", "rate", "arrival", "rate_scale", "length_scale",
-         "num_requests", "duration_s", "replicas", "prefill", "decode", "html")  # an example settles these
+         "patience_s", "num_requests", "duration_s", "replicas", "prefill", "decode",
+         "html")  # what an example or a record settles itself
 _TAKEN = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}
 
 
@@ -129,6 +130,8 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
                        help=f"end after so many ({_NUM_REQUESTS} where they are drawn)")
     group.add_argument("--duration", type=_time, metavar="TIME", dest="duration_s",
                        help="end after so long, such as 600s")
+    group.add_argument("--patience", type=_time, metavar="TIME", dest="patience_s",
+                       help="each client goes away so long after it came (never)")
     group.add_argument("--length-scale", type=positive(float), default=1.0, metavar="X",
                        help="times each prompt and each answer")
     group.add_argument("--seed", type=int, default=0, help="of drawn lengths and arrivals (0)")
@@ -182,7 +185,7 @@ def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
     return WorkloadAsk(trace=args.trace, lengths=args.lengths, arrival=args.arrival, rate=args.rate,
                        rate_scale=args.rate_scale, duration_s=args.duration_s, seed=args.seed,
                        num_requests=args.num_requests or (_NUM_REQUESTS if drawn else None),
-                       length_scale=args.length_scale)
+                       length_scale=args.length_scale, patience_s=args.patience_s)
 
 
 def _run(topology: "Topology", serving: "Serving", workload: "Workload") -> "Outcome":
@@ -308,7 +311,7 @@ def _refuse_idle(args: argparse.Namespace, what: str, taken: Collection[str]) ->
     add_arguments(parser)
     for name in _LOAD:
         if name not in taken and getattr(args, name) != parser.get_default(name):
-            flag = {"duration_s": "duration", "prefix_caching": "no-prefix-caching"}.get(name, name)
+            flag = {"prefix_caching": "no-prefix-caching"}.get(name, name.removesuffix("_s"))
             raise ConfigError(f"{what} takes no --{flag.replace('_', '-')}: leave it out")
 
 

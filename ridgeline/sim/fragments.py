@@ -65,7 +65,8 @@ def memory_use(name: str, machine: Machine, serving: Serving, workload: Workload
 
 def compare_memory(machine: Machine, serving: Serving, workload: Workload) -> Sequence[MemoryUse]:
     """Runs for the longest request, runs for each one's own length (which nobody knows beforehand), and
-    pages. Everything is asked for at once, of a cache that holds SHARE of it, so that memory decides."""
+    pages. Everything is asked for at once, of a cache that holds SHARE of it, so that memory decides; first
+    come, first served, since no policy hands out memory, and in few steps."""
     requests = [replace(one, arrived_s=0.0, patience_s=None) for one in workload.requests]
     burst = replace(workload, requests=requests, num_at_a_time=None)
     lengths, capacity = [one.num_prompt + one.num_output for one in requests], machine.capacity
@@ -73,6 +74,7 @@ def compare_memory(machine: Machine, serving: Serving, workload: Workload) -> Se
     enough = max(int(SHARE * sum(map(pages, lengths))), 2 * pages(longest)) + 1
     machine = replace(machine, capacity=replace(capacity, num_pages=min(enough, capacity.num_pages),
                                                 num_host_pages=0))
+    serving = replace(serving, policy="fcfs")
     ways = {"contiguous, for the longest": replace(serving, kv="contiguous", reserve_tokens=longest),
             "contiguous, for its own": replace(serving, kv="contiguous", reserve_tokens=None),
             "pages": replace(serving, kv="paged", reserve_tokens=None)}

@@ -47,7 +47,8 @@ FLAGS = {
         "--max-num-batched-tokens",
         "--no-prefix-caching", "--trace", "--lengths", "--rate", "--arrival", "--rate-scale",
         "--num-requests", "--duration", "--length-scale", "--seed", "--attainment", "--json",
-        "--replicas", "--prefill", "--decode", "--router", "--link", "--html", "--replay", "--host-kv-bytes",
+        "--replicas", "--prefill", "--decode", "--router", "--link", "--html", "--replay",
+        "--host-kv-bytes", "--patience",
     },
     "bench": set(),
     **{f"bench {what}": ENGINE | {

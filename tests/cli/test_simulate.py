@@ -22,6 +22,20 @@ def test_one_policy_is_at_the_top_and_several_under_their_names(capsys: pytest.C
     assert both["fcfs"]["ttft"] == both["priority"]["ttft"] == one["ttft"]
 
 
+def test_host_memory_and_patience(capsys: pytest.CaptureFixture[str]) -> None:
+    load = [*BASE[:4], "--lengths", "fixed:4000,60", "--rate", "200", "--num-requests", "24", "--json"]
+    tight = ["--memory", "22GB", "--compare", "continuous,priority", "--host-kv-bytes", "40GB"]
+    assert main([*load, *tight]) == 0
+    for one in json.loads(capsys.readouterr().out)["policies"].values():
+        assert set(one["host"]) == {"swaps", "hit_tokens", "out_pages", "back_pages", "copy_s"}
+        assert one["host"]["out_pages"] > 0 and one["num_finished"] == 24
+    assert main([*load, "--patience", "300ms", "--ttft", "1s"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["num_lost"] > 0 and one["unwanted_tokens"] > 0 and one["host"] == {}
+    assert main([*load, "--host-kv-bytes", "1"]) == 2
+    assert "a page takes" in capsys.readouterr().err
+
+
 def test_the_table_names_machine_load_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--arrival", "closed:2", "--num-requests", "6", "--reading", "floor"]) == 0
     text = capsys.readouterr().out

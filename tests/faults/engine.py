@@ -35,6 +35,7 @@ class Paced:
     """An Executor: a step ends step_s after the one before it, or after it was begun."""
 
     max_in_flight = 2
+    grammars = None
 
     def __init__(self, capacity: Capacity, step_s: float, times: np.ndarray, hidden_size: int) -> None:
         self._capacity = capacity

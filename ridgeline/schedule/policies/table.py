@@ -18,6 +18,7 @@ from ridgeline.schedule.policies.static import Static
 POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
     "static": lambda setting, needs: Static(),
     "fcfs": lambda setting, needs: FirstCome(),
+    "continuous": lambda setting, needs: FirstCome(),  # what it is called beside static batching
     "prefill": lambda setting, needs: PrefillFirst(),
     "chunked": lambda setting, needs: Chunked(_tokens(setting)),
     "priority": lambda setting, needs: Priority(),
