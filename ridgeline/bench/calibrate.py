@@ -90,6 +90,7 @@ def course_steps(course: Course, profile: MachineProfile, device: str,
         stepper = Stepper(EngineConfig(
             model=model, load_format=load_format, device=device, threads=threads, progress=False,
             max_num_seqs=max(course.rows), prefix_caching=False, kv_cache_bytes=course.cache_bytes,
+            max_num_batched_tokens=max(course.chunks) + course.beside if course.beside else None,
             max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.timing import Ceilings
+from ridgeline.engine.ceilings import Ceilings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

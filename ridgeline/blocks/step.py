@@ -37,7 +37,9 @@ class Step:
     counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
     group. runs: where sequences verify drafts, how many decodes each has, one after another; None where each
     has one. adapter_T: on the host, the slot of the adapter that a token's sequence takes, 0 for none; None
-    where none of the step takes any. landings: what the blocks owe the cache once the whole step is through:
+    where none of the step takes any. chunks_C3: int32 on the device, of a step in a graph: (first token
+    behind the decodes, its position, tokens) of each row after them, idle ones included; what the host says
+    of rows then means nothing. landings: what the blocks owe the cache once the whole step is through:
     recurrent states, which unlike keys and values must not be written twice when a step is run again, nor
     past a draft that falls.
     """
@@ -52,6 +54,7 @@ class Step:
     groups: tuple[GroupStep, ...]
     runs: Long | None = None
     adapter_T: Long | None = None
+    chunks_C3: Tensor | None = None
     landings: list[Callable[[Long | None], None]] = field(default_factory=list)
 
     def land(self, stood: Long | None = None) -> None:
@@ -63,6 +66,17 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return self.ids_T.shape[0]
+
+    @property
+    def token_lens(self) -> Tensor | None:
+        """lengths_S where each token is a row of its own, as in a graph, which has idle ones of length 0."""
+        return self.lengths_S if len(self.lengths_S) == self.num_tokens else None
+
+    @property
+    def prefill_from(self) -> int:
+        """Tokens before it take a product's path of decodes: in a graph all do, since no launch costs it
+        anything."""
+        return self.num_decodes if self.chunks_C3 is None else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,7 @@ def _run_kernels(args: argparse.Namespace) -> int:
              if getattr(args, name.replace("-", "_")) is not None]
     given += [f"--{'no-' if getattr(default, f.name) is True else ''}{f.name}".replace("_", "-")
               for f in fields(EngineConfig)
-              if f.name not in used and getattr(args, f.name) != getattr(default, f.name)]
+              if f.name not in used and getattr(args, f.name) not in (getattr(default, f.name), [])]
     if given:
         raise ConfigError(f"bench kernels has no use for {' and '.join(given)}: it takes a published shape, "
                           "--prompt-tokens, --tune and --json")

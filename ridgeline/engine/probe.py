@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.units import MIB
+from ridgeline.engine.ceilings import measure_ceilings
 from ridgeline.engine.machine import this_machine
 from ridgeline.kernels.cpu.native import native
-from ridgeline.kernels.timing import measure_ceilings
 from ridgeline.ledger.profile import MachineProfile
 from ridgeline.quant.format import GgufBlocks
 from ridgeline.quant.packed import Packing32

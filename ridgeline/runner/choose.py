@@ -116,13 +116,16 @@ class Chooser:
             marks_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def scores(
-        self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, rows: np.ndarray, positions: np.ndarray
-    ) -> Scores | None:
-        """Log-probabilities of the rows (runner rows, at these positions of the step) that asked for them."""
+        self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, rows: np.ndarray, positions: np.ndarray,
+        at: np.ndarray | None = None,
+    ) -> Scores | None:  # fmt: skip
+        """Log-probabilities of the rows (runner rows, at these positions of the step) that asked for them.
+        at: where each stands in the tensors, None for one after another."""
         tops = self._tops[rows]
         if tops.max(initial=-1) < 0:
             return None
-        asked = tuple((int(positions[i]), int(i), int(tops[i])) for i in np.flatnonzero(tops >= 0))
+        at = np.arange(len(rows)) if at is None else at
+        asked = tuple((int(positions[i]), int(at[i]), int(tops[i])) for i in np.flatnonzero(tops >= 0))
         return self._scored(logits_SV, lens_S, tokens_S, asked)
 
     def taken(self, logits_SV: Tensor, tokens_S: Tensor, tops: int) -> Scores:

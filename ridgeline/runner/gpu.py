@@ -5,8 +5,8 @@ Charter:
   2. begin() only launches: inputs go up from pinned memory that nobody writes while they are on their way,
      sampled tokens stay on the GPU for the next step, results start their way back. finish() waits for one
      event.
-  3. Steps of decodes alone are one CUDA graph, sampling included; steps with prompts go kernel by kernel.
-     prepare() compiles and records all of it, so that no request waits for a kernel.
+  3. Steps of decodes alone are one CUDA graph, sampling included, and so are short steps with prompts; the
+     others go kernel by kernel. prepare() compiles all of it, so that no request waits for a kernel.
   4. A row that breaks fails alone. A step that lacks memory, or breaks otherwise, is halved until it goes; a
      row that lacks memory even alone is reported as undone. Rows whose numbers are not finite are found on
      the GPU and reported with the result.
@@ -38,12 +38,13 @@ from ridgeline.runner.choose import Chooser
 from ridgeline.runner.flight import Flight, Slot
 from ridgeline.runner.follow import Follower
 from ridgeline.runner.grammar import Grammars, Masks
-from ridgeline.runner.graphs import FIELDS, DecodeGraphs
+from ridgeline.runner.graphs import FIELDS, DecodeGraphs, Recorder
 from ridgeline.runner.inputs import build_step, drafts_as_chunks
 from ridgeline.runner.isolate import Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.pool import Pooler
 from ridgeline.runner.rows import Rows
+from ridgeline.runner.short_graphs import ShortGraphs
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.runner.stage import retrieved, stage
 from ridgeline.schedule.executor import Capacity
@@ -83,10 +84,18 @@ class GpuExecutor:
         num_rows = capacity.num_rows
         self._chooser = Chooser(model.gpu, self._rows, num_rows=num_rows, vocab_size=capacity.vocab_size)
         self._graphs: DecodeGraphs | None = None
+        self._short: ShortGraphs | None = None
+        num_staged = FIELDS * num_rows
         if graphs and model.capturable:
-            self._graphs = DecodeGraphs(model, self._rows, self._chooser, max_rows=num_rows)
+            self._recorder = Recorder(device)
+            parts = model, self._rows, self._chooser, self._recorder
+            self._graphs = DecodeGraphs(*parts, max_rows=num_rows)
+            self._short = ShortGraphs(
+                *parts, capacity.layout, max_rows=num_rows, max_tokens=capacity.max_step_tokens
+            )
+            num_staged = max(num_staged, self._short.num_staged)
         most = max(num_rows, capacity.max_step_tokens)
-        self._slots = [Slot(FIELDS * num_rows, 2 * most, device) for _ in range(self.max_in_flight)]
+        self._slots = [Slot(num_staged, 2 * most, device) for _ in range(self.max_in_flight)]
         self._flying: deque[Flight] = deque()
         self.grammars = grammars
         self._follower = Follower(grammars=grammars, drafter=drafter)
@@ -99,22 +108,25 @@ class GpuExecutor:
         """Before the first request: compile what any step launches, by several processes at once where it is
         not compiled yet, record the graphs, and run the longest prompts, so that libraries are loaded and
         the allocator has seen the largest step."""
-        if self._graphs is None:
+        if self._graphs is None or self._short is None:
             return
         with missing() as jobs:
-            self._graphs.record_all()
-            self._prompts(2)
-            self._choose_idle()
+            self._record(self._graphs, self._short)
         if jobs:
             compile_all(jobs)
-            self._graphs.record_all()
-            self._prompts(2)
-            self._choose_idle()
+            self._record(self._graphs, self._short)
         most = self._capacity.max_step_tokens
         with suppress(torch.OutOfMemoryError):  # such a step will be halved
             for num_tokens in {most, min(most, LIBRARY_TOKENS)}:
                 self._prompts(num_tokens)
         torch.cuda.synchronize(self._device)
+
+    def _record(self, graphs: DecodeGraphs, short: ShortGraphs) -> None:
+        self._recorder.renew()
+        graphs.record_all()
+        short.record_prompts()
+        self._prompts(2)
+        self._choose_idle()
 
     def begin(self, plan: StepPlan, now: float) -> int:
         """Launch a step; returns its ticket. A step under grammars waits, once its forward pass is launched,
@@ -139,9 +151,8 @@ class GpuExecutor:
             assert not self._flying, "drafts go on from texts that are known"
             self._follower.fill(flight)
         out_2N = None
-        alone = plan.num_rows == plan.num_decodes and not flight.proposals
-        if self._graphs is not None and alone and not self._pooler.concerns(plan):
-            out_2N = self._decode(self._graphs, flight)
+        if not flight.proposals and not self._pooler.concerns(plan):
+            out_2N = self._by_graph(flight)
         if out_2N is None:
             with torch.inference_mode():
                 out_2N = self._mixed(flight)
@@ -224,8 +235,35 @@ class GpuExecutor:
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
 
+    def _by_graph(self, flight: Flight) -> Tensor | None:
+        """[2, R and more]; None, and nothing sampled, when there is no graph for it or no memory."""
+        if self._graphs is None or self._short is None:
+            return None
+        if flight.plan.num_rows == flight.plan.num_decodes:
+            return self._decode(self._graphs, flight)
+        if flight.binds or self._scores.concerns(flight.plan):
+            return None
+        return self._with_prompts(self._short, flight)
+
+    def _with_prompts(self, graphs: ShortGraphs, flight: Flight) -> Tensor | None:
+        plan, done = flight.plan, None
+        try:
+            size = graphs.size_of(plan)
+            if size is not None:
+                done = graphs.run(flight.slot.staged, plan, size)
+        except torch.OutOfMemoryError:
+            flight.broken.short = True
+        if size is None or done is None:
+            return None
+        if done.experts is not None:
+            flight.experts.append(retrieved(done.experts))
+        at = graphs.places(plan, size)
+        self._score(
+            flight, done.logits_SV, done.lens_S, done.out_2S[0], flight.sampled, at=at[flight.sampled]
+        )
+        return done.out_2S[:, stage(at, self._device)]
+
     def _decode(self, graphs: DecodeGraphs, flight: Flight) -> Tensor | None:
-        """[2, R and more]; None, and nothing sampled, when there is no memory for it."""
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
         try:
@@ -318,11 +356,11 @@ class GpuExecutor:
 
     def _score(
         self, flight: Flight, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, positions: Places,
-        places: Places | None = None,
+        places: Places | None = None, at: Places | None = None,
     ) -> None:  # fmt: skip
         """Log-probabilities of the rows that asked for them. positions: of the N; places: None where they are
-        the same."""
+        the same; at: their rows of the tensors, None for one after another."""
         rows = flight.plan.row[positions if places is None else places]
-        scores = self._chooser.scores(logits_SV, lens_S, tokens_S, rows, positions)
+        scores = self._chooser.scores(logits_SV, lens_S, tokens_S, rows, positions, at)
         if scores is not None:
             flight.scores.append(scores)

@@ -11,6 +11,7 @@ Legend: S places of a step (rows, then idle ones).
 
 import logging
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,10 +51,43 @@ class Decoded:
     experts: Tensor | None
 
 
+class Recorder:
+    """Makes graphs, which share one pool of memory. full: there was none for one more."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)
+        self.full = False
+
+    def renew(self) -> None:
+        """All graphs so far are gone; a pool ends with its last graph."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, step: Callable[[], Decoded]) -> tuple[torch.cuda.CUDAGraph, Decoded] | None:
+        """None where memory does not suffice: no more are made then, steps go on without."""
+        if self.full:
+            return None
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._side):
+                graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")  # kernels may be loaded
+                try:
+                    decoded = step()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self.full = True
+            _log.warning("no more graphs of steps: %s", error)
+            return None
+        return graph, decoded
+
+
 class DecodeGraphs:
     """Runs steps of one token a row for up to max_rows rows, on the current stream."""
 
-    def __init__(self, model: Model, rows: Rows, chooser: Chooser, *, max_rows: int) -> None:
+    def __init__(
+        self, model: Model, rows: Rows, chooser: Chooser, recorder: Recorder, *, max_rows: int
+    ) -> None:
         self._model = model
         self._rows = rows
         self._chooser = chooser
@@ -62,9 +96,7 @@ class DecodeGraphs:
         self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=self._device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
         self._ready: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Decoded]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(self._device)
-        self._full = False  # there was no memory for one more
+        self._recorder = recorder
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
@@ -92,27 +124,13 @@ class DecodeGraphs:
     def record_all(self) -> None:
         """Record every size anew; those that end with the logits when they are needed."""
         self._ready.clear()
-        self._pool = torch.cuda.graph_pool_handle()  # a pool ends with its last graph
         for size in self._sizes:
             self._record(size, True)
 
     def _record(self, size: int, chooses: bool) -> None:
-        """Make a size's graph. Where memory does not suffice, no more are made: steps go on without."""
-        if self._full:
-            return
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.inference_mode(), torch.cuda.stream(self._side):
-                graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")  # kernels may be loaded
-                try:
-                    decoded = self._step(size, chooses)
-                finally:
-                    graph.capture_end()
-        except RuntimeError as error:
-            self._full = True
-            _log.warning("%d of %d decode graphs: %s", len(self._ready), len(self._sizes), error)
-        else:
-            self._ready[size, chooses] = graph, decoded
+        made = self._recorder.record(lambda: self._step(size, chooses))
+        if made is not None:
+            self._ready[size, chooses] = made
 
     def _step(self, size: int, chooses: bool) -> Decoded:
         staged_4S = self._staged[: FIELDS * size].view(FIELDS, size)

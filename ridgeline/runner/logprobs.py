@@ -56,6 +56,11 @@ class PromptScores:
         held = max(1, SLICE_BYTES // (4 * vocab_size))
         self._at_once = held if most is None else min(held, most)
 
+    def concerns(self, plan: StepPlan) -> bool:
+        """True when a chunk of the plan owes some."""
+        chunks = plan.row[plan.num_decodes:].tolist()
+        return any(self._rows.request(row).params.prompt_logprobs is not None for row in chunks)
+
     def owed(self, plan: StepPlan, place: int, x_CH: Tensor) -> Iterator[tuple[int, Tensor, Tensor, int]]:
         """Of the prompt positions that this chunk's hidden states predict and that are still owed, slice by
         slice: (first position, logits, int64 tokens that stand there, top tokens asked for)."""

@@ -9,8 +9,8 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.bench.chain import linear_shapes, parts
 from ridgeline.bench.kernels import KernelArgs, KernelReport, Step, Timed, run
 from ridgeline.cli import main
+from ridgeline.engine.ceilings import Ceilings
 from ridgeline.kernels.decode_linear.tuning import LinearShape
-from ridgeline.kernels.timing import Ceilings
 from ridgeline.models.checkpoint import open_shape
 
 CEILINGS = Ceilings(read_bytes_s=4e12, copy_bytes_s=3.6e12, flops_s=8e14, float32_flops_s=5e13)

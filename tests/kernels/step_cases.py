@@ -3,7 +3,7 @@ plain torch. In the interpreter and on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from unittest import mock
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -15,10 +15,9 @@ from ridgeline.kernels.rotate_write import rotate_write
 from ridgeline.kernels.rotate_write.reference import rotate_write_reference
 from ridgeline.kernels.step_inputs import angles, gather
 from ridgeline.kernels.step_inputs.reference import angles_reference, gather_reference
-from ridgeline.nn.build import Model, build_model
+from ridgeline.nn.build import build_model
 from ridgeline.runner.choose import Chooser
-from ridgeline.runner.graphs import FIELDS, Decoded, DecodeGraphs
-from ridgeline.runner.rows import Rows
+from ridgeline.runner.graphs import FIELDS, Decoded, DecodeGraphs, Recorder
 from ridgeline.spec.block import BlockSpec
 from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
@@ -106,33 +105,29 @@ def sunk(spec: ModelSpec) -> ModelSpec:
 
 
 class Replayed:
-    """Stands for a CUDA graph: runs the step again, in the same memory for what leaves it."""
+    """Stands for a CUDA graph: runs the step again, into the memory that it had at first."""
 
-    def __init__(self, step: Callable[[], object]) -> None:
-        self.replay = step
+    def __init__(self, step: Callable[[], Decoded], left: SimpleNamespace) -> None:
+        self._step, self._left = step, left
+
+    def replay(self) -> None:
+        done = self._step()
+        for name in ("out_2S", "logits_SV", "lens_S", "experts"):
+            setattr(self._left, name, getattr(done, name))
 
 
-def graphs_without_gpu(model: Model, rows: Rows, chooser: Chooser, *, max_rows: int,
-                       recorded: list[tuple[int, bool]]) -> DecodeGraphs:
-    """Whose graphs run their step again. recorded: what was recorded, in order."""
-    with mock.patch.multiple(torch.cuda, graph_pool_handle=mock.DEFAULT, Stream=mock.DEFAULT):
-        made = DecodeGraphs(model, rows, chooser, max_rows=max_rows)
+class Recorded(Recorder):
+    """Whose graphs run their step again."""
 
-    def record(size: int, chooses: bool) -> None:
-        recorded.append((size, chooses))
-        left = Decoded(
-            out_2S=made._out[: 2 * size].view(2, size), lens_S=torch.empty(size, dtype=torch.int32),
-            logits_SV=torch.empty(size, model.spec.vocab_size), experts=None)
+    def __init__(self) -> None:
+        self.num = 0
 
-        def again() -> None:
-            done = made._step(size, chooses)
-            left.logits_SV.copy_(done.logits_SV)
-            left.lens_S.copy_(done.lens_S)
+    def renew(self) -> None: ...
 
-        made._ready[size, chooses] = Replayed(again), left  # type: ignore[assignment]
-
-    made._record = record  # type: ignore[method-assign]
-    return made
+    def record(self, step: Callable[[], Decoded]) -> tuple[torch.cuda.CUDAGraph, Decoded]:
+        self.num += 1
+        left = SimpleNamespace()
+        return Replayed(step, left), left  # type: ignore[return-value]
 
 
 def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
@@ -145,9 +140,10 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
     gpu = replace(gpu, max_rows=5)
     ours.model = ours.executor._model = build_model(spec, ours.weights, dtype, gpu)
     ours.model.bind_cache(ours.capacity.layout, ours.executor._cache.region, dtype)
-    rows, recorded, outs = ours.executor._rows, list[tuple[int, bool]](), {}
+    rows, outs = ours.executor._rows, {}
     chooser = Chooser(gpu, rows, num_rows=5, vocab_size=spec.vocab_size)
-    made = graphs_without_gpu(ours.model, rows, chooser, max_rows=5, recorded=recorded)
+    recorder = Recorded()
+    made = DecodeGraphs(ours.model, rows, chooser, recorder, max_rows=5)
     wanted = {row: plain.generate(row, PROMPT[: 9 + row], 6) for row in range(5)}
     for row in range(5):
         ours.start(row, PROMPT[: 9 + row])
@@ -162,10 +158,9 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
         for row, token in zip(some, done.out_2S[0].tolist()):
             outs[row].append(token)
     assert outs == {row: wanted[row][: len(out)] for row, out in outs.items()}
-    assert recorded == [(1, True), (5, True)]
-    with mock.patch.object(torch.cuda, "graph_pool_handle"):
-        made.record_all()
-    assert recorded == [(1, True), (5, True)] * 2 and sorted(made._ready) == [(1, True), (5, True)]
+    assert recorder.num == 2 and sorted(made._ready) == [(1, True), (5, True)]
+    made.record_all()
+    assert recorder.num == 4 and sorted(made._ready) == [(1, True), (5, True)]
     plain.close()
     ours.close()
 

@@ -14,15 +14,18 @@ from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.build import build_model
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.grammar import Grammars
+from ridgeline.runner.graphs import FIELDS, DecodeGraphs
 from ridgeline.runner.runner import LocalExecutor
+from ridgeline.runner.short_graphs import ShortGraphs, Size
 from ridgeline.runner.speculate.ngram import Ngram
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.runner.speculate.texts import Texts
+from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_mixture, tiny_spec, tiny_weights
 from tests.invariance.driver import MOST_DRAFTS, Job, Run, Setup, Tiny
-from tests.kernels.step_cases import graphs_without_gpu
+from tests.kernels.step_cases import Recorded
 from tests.runner.hand import Feed, Hand
 from tests.runner.test_grammar import END, VOCAB, Letters
 
@@ -55,7 +58,6 @@ class Either(Tiny):
 
     def __init__(self, spec: ModelSpec, gpu: Gpu | None) -> None:
         super().__init__(spec)
-        self.recorded: list[tuple[int, bool]] = []
         self.gpu = gpu
 
     def _executor(self, setup: Setup) -> LocalExecutor | GpuExecutor:
@@ -80,20 +82,39 @@ class Either(Tiny):
                 device=self.gpu.device, clock=WallClock(), drafter=drafter, grammars=grammars,
             )  # fmt: skip
             if self.gpu.interpret:
-                one._graphs = graphs_without_gpu(
-                    one._model, one._rows, one._chooser, max_rows=setup.num_rows, recorded=self.recorded)
+                self.give_graphs(one, capacity)
         one.max_in_flight = setup.depth
+        self.one = one
         return one
 
+    def give_graphs(self, one: GpuExecutor, capacity: Capacity) -> None:
+        """Such as run in the interpreter."""
+        parts = one._model, one._rows, one._chooser, Recorded()
+        one._graphs = DecodeGraphs(*parts, max_rows=capacity.num_rows)
+        one._short = ShortGraphs(
+            *parts, capacity.layout, max_rows=capacity.num_rows, max_tokens=capacity.max_step_tokens
+        )
+        most = max(FIELDS * capacity.num_rows, one._short.num_staged)
+        for slot in one._slots:
+            slot.staged = torch.zeros(most, dtype=torch.int32)
 
-def both(gpu: Gpu, setup: Setup, jobs: Sequence[Job]) -> Run:
-    """The GPU's run, whose texts are the CPU's."""
+    def sizes(self) -> tuple[list[tuple[int, bool]], list[Size]]:
+        """Recorded: of decodes, and of steps with prompts."""
+        one = self.one
+        assert isinstance(one, GpuExecutor) and one._graphs is not None and one._short is not None
+        return list(one._graphs._ready), list(one._short._ready)
+
+
+def both(gpu: Gpu, setup: Setup, jobs: Sequence[Job], *, prompts: bool = False) -> Run:
+    """The GPU's run, whose texts are the CPU's. prompts: some were in a graph."""
     if gpu.interpret:
         torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
     one, other = Either(tiny(gpu), gpu), Either(tiny(gpu), None)
     ours, wanted = one.run(setup, jobs), other.run(setup, jobs)
     asks = any(job.params.grammar for job in jobs)
-    assert not gpu.interpret or asks == any(not chooses for _, chooses in one.recorded), one.recorded
+    decodes, short = one.sizes()
+    assert not gpu.interpret or asks == any(not chooses for _, chooses in decodes), decodes
+    assert short or not prompts, "prompts by graphs too"
     for key, text in wanted.texts.items():
         assert ours.texts[key].tokens == text.tokens, (key, ours.texts[key].tokens, text.tokens)
         assert len(ours.texts[key].logprobs) == len(text.logprobs)
@@ -145,6 +166,17 @@ def drafted(gpu: Gpu, dtype: torch.dtype) -> None:
     assert int(str(run.stats["num_accepted_tokens"])) >= 4 and run.texts[1, 0].tokens == [6] * 6
 
 
+def short(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Prompts whole and in chunks beside decodes, more than a graph has places for, with probabilities, seeds
+    and penalties."""
+    both(gpu, SETUP, [
+        job([3 + i % 9 for i in range(23)], logprobs=2), job([5, 6, 7], max_tokens=7, repetition_penalty=1.3),
+        job([4] * 13, 1), job([8, 9], 2, logprobs=1, temperature=1.0, seed=3),
+        job([3, 9] * 8, 2, max_tokens=1), job([7] * 5, 3), job([5], 4, prompt_logprobs=0),
+        job([6, 5, 4], 6, frequency_penalty=0.7),
+    ], prompts=True)  # fmt: skip
+
+
 def experts(gpu: Gpu, dtype: torch.dtype) -> None:
     """As many were read as on the CPU, by a prompt and a decode."""
     if gpu.interpret:
@@ -164,5 +196,6 @@ CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
     "pooled": pooled,
     "followed": followed,
     "drafted": drafted,
+    "short": short,
     "experts": experts,
 }

@@ -75,9 +75,10 @@ def same_or_near(hand: Hand, prompt: list[int], one: list[int], other: list[int]
 
 
 def test_graph_is_kernel_by_kernel(hand: Hand, request: pytest.FixtureRequest) -> None:
-    """To the token: the kernels are the same. Sizes of the batch go up and down, so that graphs are used
-    again."""
+    """Decodes, to the token: the kernels are the same. Sizes of the batch go up and down, so that graphs are
+    used again."""
     twin = made(request.node.callspec.params["hand"], graphs=False)
+    hand.executor._short = None  # type: ignore[union-attr]
     texts = []
     for one in (hand, twin):
         for row in range(6):
@@ -92,6 +93,30 @@ def test_graph_is_kernel_by_kernel(hand: Hand, request: pytest.FixtureRequest) -
         texts.append(outs)
     twin.close()
     assert texts[0] == texts[1] and len({token for out in texts[0] for token in out}) > 5
+
+
+def test_prompts_by_graph_and_kernel_by_kernel(dense: Hand, request: pytest.FixtureRequest) -> None:
+    """Prompts and chunks beside decodes, of several sizes, one again; near ties are excused and few."""
+    twin = made(request.node.callspec.params["dense"], graphs=False)
+    texts: list[list[list[int]]] = []
+    for one in (dense, twin):
+        outs: list[list[int]] = [[] for _ in range(5)]
+        for row in range(5):
+            one.start(row, PROMPT[: 9 + 7 * row])
+        for fresh, running in (([0], []), ([1, 2], [0]), ([3], [0, 1, 2]), ([4], [2, 3])):
+            feeds = [Feed(row=row, start=0, tokens=PROMPT[: 9 + 7 * row]) for row in fresh]
+            feeds += [
+                Feed(row=row, start=8 + 7 * row + len(outs[row]), tokens=[PLACEHOLDER]) for row in running
+            ]
+            for row, token in one.tokens(*feeds).items():
+                outs[row].append(token)
+        texts.append(outs)
+    twin.close()
+    assert len(dense.executor._short._ready) >= 3  # type: ignore[union-attr]
+    equal = [
+        same_or_near(dense, PROMPT[: 9 + 7 * row], a, b) for row, (a, b) in enumerate(zip(*texts))
+    ]
+    assert sum(equal) >= len(equal) - 2
 
 
 def test_alone_batched_whole_and_in_chunks(dense: Hand) -> None:

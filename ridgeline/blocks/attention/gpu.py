@@ -94,7 +94,7 @@ class GpuAttention:
             )
         if first < step.num_tokens:
             chunks = self._attend_chunks.plan(
-                _chunks(step),
+                _chunks(step) if step.chunks_C3 is None else step.chunks_C3,
                 group.table_SP[first:],
                 self._keys,
                 self._values,
@@ -102,6 +102,7 @@ class GpuAttention:
                 dtype=self._dtype,
                 window=spec.window_tokens,
                 sinks=spec.sinks,
+                num_tokens=step.num_tokens - first,
             )
         return GpuShared(
             decodes=plan,
@@ -114,7 +115,8 @@ class GpuAttention:
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         assert isinstance(shared, GpuShared)
         first, spec = step.num_decodes, self._spec
-        qkv_TE, out_TE = self._qkv(x_TH, first), None
+        together, out_TE = step.prefill_from, None
+        qkv_TE = self._qkv(x_TH, together)
         if shared.decodes is not None and shared.chunks is not None:
             out_TE = qkv_TE.new_empty(len(qkv_TE), spec.num_heads * spec.head_dim)
         if shared.decodes is not None:
@@ -131,12 +133,12 @@ class GpuAttention:
                 out_SE=None if out_TE is None else out_TE[:first],
             )
             if shared.chunks is None:
-                return self._out(decoded_SE, x_TH, first)
+                return self._out(decoded_SE, x_TH, together)
         assert shared.chunks is not None
         chunks_TE = self._chunks(
             qkv_TE[first:], shared, shared.chunks, None if out_TE is None else out_TE[first:]
         )
-        return self._out(chunks_TE if out_TE is None else out_TE, x_TH, first)
+        return self._out(chunks_TE if out_TE is None else out_TE, x_TH, together)
 
     def _chunks(
         self, qkv_TE: Tensor, shared: GpuShared, plan: ChunkPlan, out_TE: Tensor | None

@@ -29,5 +29,5 @@ class Mlp:
         return None
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
-        out_TH = self._down(self._gate_up(x_TH, step.num_decodes), x_TH, step.num_decodes)
+        out_TH = self._down(self._gate_up(x_TH, step.prefill_from), x_TH, step.prefill_from)
         return out_TH if self._scale_1 is None else out_TH.mul_(self._scale_1)

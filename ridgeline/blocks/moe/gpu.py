@@ -10,6 +10,7 @@ from ridgeline.blocks.mlp.reference import gated
 from ridgeline.blocks.moe.module import Moe
 from ridgeline.blocks.moe.spec import MoeSpec
 from ridgeline.blocks.parts import Parts
+from ridgeline.blocks.step import Step
 from ridgeline.kernels.experts import deal, multiply
 from ridgeline.kernels.gpu import Gpu
 
@@ -28,8 +29,8 @@ class GpuMoe(Moe):
         names = ("gate_up.bias", "down.bias")
         self._biases = tuple(parts.tensor(name) if spec.bias else None for name in names)
 
-    def _experts(self, h_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_decodes: int) -> Tensor:
-        dealt = deal(experts_TK, self._spec.router.num_experts)
+    def _experts(self, h_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
+        dealt = deal(experts_TK, self._spec.router.num_experts, step.token_lens)
         self.expert_edges = dealt.edges
         (gate_up, down), (gate_up_bias, down_bias) = self._weights, self._biases
         inner = multiply(self._gpu, h_TH, gate_up, dealt, by_token=True, bias_EN=gate_up_bias)

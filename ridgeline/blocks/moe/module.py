@@ -55,16 +55,16 @@ class Moe:
 
     def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
         h_TH = rms_norm(x_TH, self._norm_H, self._spec.norm_eps)
-        logits_TE = self._router(h_TH.float(), step.num_decodes)
+        logits_TE = self._router(h_TH.float(), step.prefill_from)
         weights_TK, experts_TK = route(logits_TE, self._spec.router, self._choice_bias_E, self._sigmoid)
-        out_TH = self._experts(h_TH, weights_TK, experts_TK, step.num_decodes)
+        out_TH = self._experts(h_TH, weights_TK, experts_TK, step)
         if self._spec.shared_size:
-            out_TH += self._shared(h_TH, step.num_decodes)
+            out_TH += self._shared(h_TH, step.prefill_from)
         return out_TH.add_(x_TH)
 
-    def _experts(self, h_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_decodes: int) -> Tensor:
+    def _experts(self, h_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
         """[T, H]. Sorting is stable, so that an expert's decodes stand before its prompt tokens."""
-        spec, chosen_P = self._spec.router, experts_TK.flatten()
+        spec, chosen_P, num_decodes = self._spec.router, experts_TK.flatten(), step.prefill_from
         order_P = chosen_P.argsort(stable=True)
         sorted_PH = h_TH[order_P // spec.top_k]
         by_token_PH = torch.empty_like(sorted_PH)

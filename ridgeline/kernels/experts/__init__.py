@@ -30,22 +30,25 @@ class Dealt:
     top: int
 
 
-def deal(experts_TK: Tensor, num_experts: int) -> Dealt:
-    """One launch. experts_TK: int64, of each token."""
+def deal(experts_TK: Tensor, num_experts: int, lens_T: Tensor | None = None) -> Dealt:
+    """One launch. experts_TK: int64, of each token. lens_T int32: 0 for idle tokens, whose pairs nobody
+    multiplies; None where there are none."""
     from ridgeline.kernels.experts.triton import deal_kernel
 
     num, device = experts_TK.numel(), experts_TK.device
     rows = min(_MOST_ROWS, max(16, 1 << (num // num_experts).bit_length()))
     order_P, edges = (torch.empty(size, dtype=torch.int32, device=device) for size in (num, num_experts + 1))
-    deal_kernel[(num_experts + 1,)](experts_TK.contiguous(), order_P, edges, num, _PAIRS)
-    return Dealt(order_P=order_P, edges=edges, rows=rows, top=experts_TK.shape[1],
+    chosen_TK, top = experts_TK.contiguous(), experts_TK.shape[1]
+    deal_kernel[(num_experts + 1,)](chosen_TK, chosen_TK if lens_T is None else lens_T, order_P, edges, num,
+                                    _PAIRS, top, lens_T is not None)
+    return Dealt(order_P=order_P, edges=edges, rows=rows, top=top,
                  blocks=min(num, num // rows + num_experts))
 
 
 def multiply(gpu: Gpu, x: Tensor, weight_ENI: Tensor, dealt: Dealt, *, by_token: bool,
              bias_EN: Tensor | None = None, factor_P: Tensor | None = None) -> Tensor:
-    """[P, N] in x's dtype: each pair's row of x by its expert's weight. x: [T, I] when by_token, else [P, I],
-    rows of stride 1. factor_P: float32, multiplies the pairs' results."""
+    """[P, N] in x's dtype: each pair's row of x by its expert's weight, unwritten for idle tokens. x: [T, I]
+    when by_token, else [P, I], rows of stride 1. factor_P: float32, multiplies the pairs' results."""
     from ridgeline.kernels.experts.triton import experts_kernel
 
     num_experts, n, inner = weight_ENI.shape

@@ -6,19 +6,29 @@ import triton.language as tl
 from ridgeline.kernels.decode_linear.triton import _dot
 
 
+@triton.jit
+def _chosen(chosen_ptr, lens_ptr, p, num, TOP: tl.constexpr, IDLE: tl.constexpr):
+    """The pairs' experts; more than any for those of idle tokens and behind the last."""
+    ok = p < num
+    if IDLE:
+        ok = ok & (tl.load(lens_ptr + p // TOP, mask=ok, other=0) > 0)
+    return tl.load(chosen_ptr + p, mask=ok, other=1 << 30)
+
+
 @triton.jit(do_not_specialize=["num"])
-def deal_kernel(chosen_ptr, order_ptr, edges_ptr, num, BP: tl.constexpr):
+def deal_kernel(chosen_ptr, lens_ptr, order_ptr, edges_ptr, num, BP: tl.constexpr, TOP: tl.constexpr,
+                IDLE: tl.constexpr):
     """One program an expert, and one for the end: edges [E + 1], where each expert's pairs begin; order: the
-    pairs, those of an expert beside one another, in order."""
+    pairs, those of an expert beside one another, in order. IDLE: a token of lens 0 has none."""
     expert = tl.program_id(0)
     before = 0
     for p0 in range(0, num, BP):
         p = p0 + tl.arange(0, BP)
-        before += tl.sum((tl.load(chosen_ptr + p, mask=p < num, other=1 << 30) < expert).to(tl.int32), 0)
+        before += tl.sum((_chosen(chosen_ptr, lens_ptr, p, num, TOP, IDLE) < expert).to(tl.int32), 0)
     tl.store(edges_ptr + expert, before)
     for p0 in range(0, num, BP):
         p = p0 + tl.arange(0, BP)
-        mine = (tl.load(chosen_ptr + p, mask=p < num, other=1 << 30) == expert).to(tl.int32)
+        mine = (_chosen(chosen_ptr, lens_ptr, p, num, TOP, IDLE) == expert).to(tl.int32)
         tl.store(order_ptr + before + tl.cumsum(mine, 0) - 1, p, mask=mine > 0)
         before += tl.sum(mine, 0)
 

@@ -105,22 +105,31 @@ class PrefillAttention:
     def __init__(self, gpu: Gpu, *, k_scale: float = 1.0, v_scale: float = 1.0) -> None:
         self._gpu, self._k_scale, self._v_scale = gpu, k_scale, v_scale
 
-    def plan(self, chunks: Sequence[Chunk], table_SX: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, *,
-             num_heads: int, dtype: torch.dtype, window: int | None = None, sinks: bool = False,
-             tile: Tile | None = None) -> Plan:
-        """One copy to the device. table_SX: int32 pages on the device, a row for each chunk. keys, values:
-        the pages of any layer of the group. dtype: of the queries. window counts the query. tile: None for
-        `tile_for`. ConfigError where the kernel cannot serve."""
+    def plan(self, chunks: Sequence[Chunk] | Tensor, table_SX: Tensor, keys_NPGD: Tensor,
+             values_NPGD: Tensor, *, num_heads: int, dtype: torch.dtype, window: int | None = None,
+             sinks: bool = False, tile: Tile | None = None, num_tokens: int | None = None) -> Plan:
+        """One copy to the device. chunks: or, for a graph, what `Plan.chunks_S3` says, the last row's start 0
+        where it has no tokens; num_tokens is then the most that all have. table_SX: int32 pages on the
+        device, a row for each chunk. keys, values: the pages of any layer of the group. dtype: of the
+        queries. window counts the query. tile: None for `tile_for`. ConfigError where the kernel cannot
+        serve."""
         reason = unfit(keys_NPGD, values_NPGD, num_heads)
         if reason:
             raise ConfigError(f"no prefill attention kernel: {reason}")
         groups, dim = keys_NPGD.shape[2:]
-        tile = tile or tile_for(sum(c.count for c in chunks), dim, keys_NPGD.element_size())
+        per_group, width = num_heads // groups, keys_NPGD.element_size()
+        if isinstance(chunks, Tensor):
+            assert num_tokens is not None
+            tile = tile or tile_for(num_tokens, dim, width)
+            return Plan(table_SX=table_SX, chunks=(), choices=(), window=window, tile=tile,
+                        num_heads=num_heads, chunks_S3=chunks,
+                        work=_dealt(chunks, num_tokens, tile.heads // per_group))
+        tile = tile or tile_for(sum(c.count for c in chunks), dim, width)
         own = self._gpu.interpret or self._gpu.apart
         library = not own and dim <= LIBRARY_DIM and torch.backends.cudnn.is_available()
         choices = tuple(choose(chunk, dtype=dtype, cache_dtype=keys_NPGD.dtype, window=window, sinks=sinks,
                                library=library) for chunk in chunks)
-        per_item = tile.heads // (num_heads // groups)
+        per_item = tile.heads // per_group
         work = [(row, begin) for row, (chunk, choice) in enumerate(zip(chunks, choices, strict=True))
                 if choice.path == PAGED for begin in range(0, chunk.count, per_item)]
         work.sort(key=lambda item: -(chunks[item[0]].start + item[1]))
@@ -165,6 +174,19 @@ class PrefillAttention:
             _NO_WINDOW if plan.window is None else plan.window, groups, plan.num_heads // groups, dim,
             power_of_two(dim), tokens, tile.heads, tile.tokens, sinks_M is not None,
             plan.window is not None, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages)
+
+
+def _dealt(chunks_S3: Tensor, num_tokens: int, per_item: int) -> Tensor:
+    """`Plan.work`, on the device: as many items as such chunks can have. Those over repeat the last row's
+    first."""
+    num = len(chunks_S3)
+    items_S = (chunks_S3[:, 2] + per_item - 1) // per_item
+    ends_S = items_S.cumsum(0)
+    item = torch.arange(num_tokens // per_item + num, device=chunks_S3.device)
+    row = torch.searchsorted(ends_S, item, right=True).clamp_(max=num - 1)
+    begin = (item - (ends_S - items_S)[row]) * per_item
+    begin = torch.where(item < ends_S[-1], begin, 0)
+    return torch.stack((row, begin), 1).int()
 
 
 def _by_library(qkv_TND: Tensor, num_heads: int, scale: float) -> Tensor:
