@@ -16,10 +16,10 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.bench.around import chunk_kernels, sampling_kernels
 from ridgeline.bench.chain import KV_BYTES, Cache, Chain, linear_shapes, parts
 from ridgeline.bench.timed import Timed
+from ridgeline.bench.tune import operands, time_calls, tune
 from ridgeline.engine.ceilings import Ceilings, measure_ceilings
 from ridgeline.kernels.decode_attention import DecodeAttention
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
-from ridgeline.kernels.decode_linear.tune import operands, time_calls, tune
 from ridgeline.kernels.decode_linear.tuning import Entry, Tuning, own_file
 from ridgeline.kernels.gpu import Gpu, open_gpu
 from ridgeline.kernels.timing import captured, median_s

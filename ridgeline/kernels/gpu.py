@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.base.errors import ConfigError
 
 _MIN_CAPABILITY = (8, 0)  # bfloat16 on the tensor cores
-_PDL_CAPABILITY = (9, 0)
+_HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class Gpu:
     """A device that runs the kernels. processors: streaming multiprocessors.
 
     interpret: there is no GPU; Triton's interpreter runs the kernels on the CPU, for tests.
-    programmatic: kernels start while the one before them drains (programmatic dependent launch). max_rows:
+    programmatic: kernels start while the one before them drains (programmatic dependent launch).
+    descriptors: tiles come by the tensor memory accelerator. max_rows:
     most rows of a decode step, for which kernels keep locks. apart: not a bit of a row may hang on others.
     """
 
@@ -29,6 +30,7 @@ class Gpu:
     programmatic: bool
     max_rows: int = 1024
     apart: bool = False
+    descriptors: bool = False
 
     def launch_options(self) -> dict[str, bool]:
         """Keyword arguments of every launch."""
@@ -60,11 +62,11 @@ def open_gpu(device: torch.device, *, programmatic: bool = True, max_rows: int =
         raise ConfigError(f"no GPU kernels: {reason}")
     if device.type == "cpu":
         return Gpu(device=device, name="interpreter", processors=2, interpret=True, programmatic=False,
-                   max_rows=max_rows)
-    able = torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
+                   max_rows=max_rows, descriptors=True)
+    able = torch.cuda.get_device_capability(device) >= _HOPPER
     about = torch.cuda.get_device_properties(device)
     return Gpu(device=device, name=about.name, processors=about.multi_processor_count, interpret=False,
-               programmatic=programmatic and able, max_rows=max_rows)
+               programmatic=programmatic and able, max_rows=max_rows, descriptors=able)
 
 
 def power_of_two(n: int) -> int:

@@ -125,7 +125,8 @@ class GpuExecutor:
         self._recorder.renew()
         graphs.record_all()
         short.record_prompts()
-        self._prompts(2)
+        for num_tokens in (2, min(self._capacity.max_step_tokens, LIBRARY_TOKENS - 1)):  # the kernel's tiles
+            self._prompts(num_tokens)
         self._choose_idle()
 
     def begin(self, plan: StepPlan, now: float) -> int:

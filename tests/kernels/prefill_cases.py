@@ -10,6 +10,7 @@ from ridgeline.kernels.rotate_write.reference import rotate_write_reference
 from tests.kernels.triton_cases import FP8, Case, Geometry, close, random, tolerance
 
 SMALL = Tile(heads=32, tokens=16, warps=4, stages=2)
+PAGES = Tile(heads=64, tokens=64, warps=4, stages=2, whole=True)
 
 
 def prefill(shape: Geometry, chunks: list[tuple[int, int]], *, window: int | None = None, sinks: bool = False,
@@ -70,6 +71,11 @@ CASES: dict[str, Case] = {
                                               [(0, 5), (37, 20), (16, 1), (0, 1)]),
     "head-major pages of several tiles, sinks": prefill(
         Geometry(heads=3, kv_heads=1, dim=64, page=64, head_major=True), [(0, 70), (64, 9)], sinks=True),
+    "pages at once": prefill(Geometry(heads=4, kv_heads=2, dim=32, page=64, head_major=True),
+                             [(0, 70), (64, 9), (130, 40)], tile=PAGES),
+    "pages at once, a window, sinks": prefill(
+        Geometry(heads=4, kv_heads=2, dim=32, page=64, head_major=True), [(100, 50), (0, 30)], window=37,
+        sinks=True, tile=PAGES),
     "window": prefill(Geometry(heads=4, kv_heads=4, dim=16), [(0, 40), (50, 13)], window=24),
     "window of less than a tile, odd head and page, sinks": prefill(
         Geometry(heads=2, kv_heads=1, dim=80, page=24), [(35, 20)], window=7, sinks=True),

@@ -1,19 +1,30 @@
 """Protects prefill attention: what it computes, what goes to the library and why, what Hopper gets."""
 
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.decode_attention import unfit
-from ridgeline.kernels.gpu import open_gpu, why_none
-from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS, Chunk, choose, tile_for
+from ridgeline.kernels.gpu import Gpu, open_gpu, why_none
+from ridgeline.kernels.prefill_attention import (
+    LIBRARY_TOKENS,
+    PAGES,
+    Chunk,
+    PrefillAttention,
+    Tile,
+    choose,
+    tile_for,
+)
 from tests.kernels.interpreted import errors_of
 from tests.kernels.prefill_cases import CASES, LARGE
 from tests.kernels.triton_cases import poisoned
-from tests.kernels.triton_compiled import compile_for_hopper
+from tests.kernels.triton_compiled import Compiled, compile_for_hopper
 
 CUDA = torch.device("cuda")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
@@ -64,20 +75,53 @@ def test_what_the_kernel_cannot_serve_is_refused() -> None:
     assert "float64" in unfit(keys.double(), values, 4)
 
 
+def compiled(tile: Tile, cache: str, dim: int, folder: Path) -> Compiled:
+    from ridgeline.kernels.prefill_attention.triton import prefill_kernel
+
+    constants = dict(HKV=8, G=4, D=dim, DP=dim, P=64, BM=tile.heads, BT=tile.tokens, SINK=False,
+                     WINDOW=False, WHOLE=tile.whole, INTERPRET=False)
+    page = f"{cache[1:]}[1,1,{tile.tokens},{dim}]"
+    return compile_for_hopper(
+        prefill_kernel, folder, constants=constants, num_warps=tile.warps, num_stages=tile.stages,
+        descriptors={"k_ptr": page, "v_ptr": page} if tile.whole else {},
+        types={"chunks_ptr": "*i32", "v_scale": "fp32"} | ({} if tile.whole else dict.fromkeys(
+            ("k_ptr", "v_ptr"), cache)))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_pages_at_once_stay_in_registers(dim: int, tmp_path: Path) -> None:
+    """All but a few: it is half again as fast as tiles that need fewer."""
+    made = compiled(PAGES, "*bf16", dim, tmp_path)
+    assert made.local_bytes <= 152 and 2 * made.shared_bytes <= 227 << 10, made
+    assert "wgmma" in made.ptx and made.ptx.count("cp.async.bulk.tensor") >= 4
+
+
+def test_which_steps_take_pages_at_once() -> None:
+    """Long ones, by 16-bit pages of one tile each."""
+    gpu = Gpu(device=torch.device("cpu"), name="", processors=132, interpret=False, programmatic=True,
+              descriptors=True)
+
+    def whole(num_tokens: int, keys: Tensor, gpu: Gpu = gpu) -> bool:
+        table = torch.zeros(1, 64, dtype=torch.int32)
+        with mock.patch.object(Tensor, "pin_memory", lambda x: x):
+            plan = PrefillAttention(gpu).plan([Chunk(first=0, start=1, count=num_tokens)], table, keys, keys,
+                                              num_heads=32, dtype=BF16)
+        return plan.tile.whole
+
+    pages = torch.empty(3, 8, 64, 128, dtype=BF16).transpose(1, 2)
+    assert whole(1056, pages) and not whole(1055, pages)
+    assert not whole(4000, pages.contiguous())
+    assert not whole(4000, pages.to(torch.float8_e4m3fn))
+    assert not whole(4000, torch.empty(3, 8, 16, 128, dtype=BF16).transpose(1, 2))
+    assert not whole(4000, pages, replace(gpu, descriptors=False))
+
+
 @pytest.mark.parametrize(("cache", "kv_bytes", "dim"), [("*bf16", 2, 128), ("*fp8e4nv", 1, 128),
                                                         ("*bf16", 2, 256)])
 @pytest.mark.parametrize("num_tokens", [64, 8192])
 def test_tiles_stay_in_registers(cache: str, kv_bytes: int, dim: int, num_tokens: int,
                                  tmp_path: Path) -> None:
-    from ridgeline.kernels.prefill_attention.triton import prefill_kernel
-
-    tile = tile_for(num_tokens, dim, kv_bytes)
-    constants = dict(HKV=8, G=4, D=dim, DP=dim, P=64, BM=tile.heads, BT=tile.tokens, SINK=False,
-                     WINDOW=False, INTERPRET=False)
-    made = compile_for_hopper(
-        prefill_kernel, tmp_path, constants=constants, descriptors={}, num_warps=tile.warps,
-        num_stages=tile.stages,
-        types={"k_ptr": cache, "v_ptr": cache, "chunks_ptr": "*i32", "v_scale": "fp32"})
+    made = compiled(tile_for(num_tokens, dim, kv_bytes), cache, dim, tmp_path)
     few = 88 if kv_bytes == 1 and num_tokens > 64 else 0  # the large tile is a fifth faster all the same
     assert made.local_bytes <= few, made
     assert "wgmma" in made.ptx and made.shared_bytes <= 227 << 10

@@ -11,6 +11,7 @@ the arena, D head width, P tokens a page, X pages a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from torch.nn.functional import pad
 from ridgeline.base.errors import ConfigError
 from ridgeline.kernels.decode_attention import unfit
 from ridgeline.kernels.gpu import Gpu, power_of_two
+
+if TYPE_CHECKING:
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 PAGED, LIBRARY = "paged", "library"
 LIBRARY_DIM = 128  # the widest head that cuDNN takes on every GPU
@@ -48,12 +52,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """heads: query heads times tokens. tokens: keys."""
+    """heads: query heads times tokens. tokens: keys. whole: they are a page's, which comes at once."""
 
     heads: int
     tokens: int
     warps: int
     stages: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,11 @@ def tile_for(num_tokens: int, dim: int, kv_bytes: int) -> Tile:
     return Tile(heads=64, tokens=64, warps=4, stages=3)
 
 
+# Two tiles of queries for each fetch of keys, for steps that fill the processors twice with it (an H200: 490
+# TFLOP/s where 332 were by single loads, 8,192 tokens; 238 where 197 were, eight chunks of 1,024).
+PAGES = Tile(heads=128, tokens=64, warps=4, stages=2, whole=True)
+
+
 class PrefillAttention:
     """Runs on one stream of one GPU. k_scale, v_scale: what 1.0 in the cache stands for; for fp8."""
 
@@ -118,6 +128,10 @@ class PrefillAttention:
             raise ConfigError(f"no prefill attention kernel: {reason}")
         groups, dim = keys_NPGD.shape[2:]
         per_group, width = num_heads // groups, keys_NPGD.element_size()
+        if tile is None and self._takes_pages(keys_NPGD, dtype):
+            count = num_tokens if isinstance(chunks, Tensor) else sum(c.count for c in chunks)
+            if count is not None and count * num_heads >= 2 * PAGES.heads * self._gpu.processors:
+                tile = PAGES
         if isinstance(chunks, Tensor):
             assert num_tokens is not None
             tile = tile or tile_for(num_tokens, dim, width)
@@ -140,6 +154,14 @@ class PrefillAttention:
         there, at = host.to(table_SX.device, non_blocking=True), 3 * len(chunks)
         return Plan(table_SX=table_SX, chunks=tuple(chunks), choices=choices, window=window, tile=tile,
                     num_heads=num_heads, chunks_S3=there[:at].view(-1, 3), work=there[at:].view(-1, 2))
+
+    def _takes_pages(self, keys_NPGD: Tensor, dtype: torch.dtype) -> bool:
+        """True when a head's page is one tile that descriptors can fetch."""
+        page, token, head, _ = (stride * keys_NPGD.element_size() for stride in keys_NPGD.stride())
+        (tokens, _, dim), steps = keys_NPGD.shape[1:], (page, head, keys_NPGD.data_ptr())
+        fits = tokens == PAGES.tokens and dim == power_of_two(dim) <= LIBRARY_DIM
+        return (self._gpu.descriptors and fits and keys_NPGD.dtype == dtype
+                and token == dim * dtype.itemsize and not any(step % 16 for step in steps))
 
     def __call__(self, qkv_TND: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, plan: Plan, *, scale: float,
                  sinks_M: Tensor | None = None, out_TE: Tensor | None = None) -> Tensor:
@@ -167,13 +189,21 @@ class PrefillAttention:
 
         (tokens, groups, dim), tile = keys_NPGD.shape[1:], plan.tile
         assert qkv_TND.stride(2) == 1 and qkv_TND.stride(1) == dim and plan.table_SX.stride(1) == 1
+        keys, values = (map(_pages, (keys_NPGD, values_NPGD)) if tile.whole else (keys_NPGD, values_NPGD))
         prefill_kernel[(groups, len(plan.work))](
-            qkv_TND, keys_NPGD, values_NPGD, plan.table_SX, plan.chunks_S3, plan.work,
+            qkv_TND, keys, values, plan.table_SX, plan.chunks_S3, plan.work,
             qkv_TND if sinks_M is None else sinks_M, out_TE, qkv_TND.stride(0), plan.table_SX.stride(0),
             *keys_NPGD.stride()[:3], scale * self._k_scale * _LOG2E, self._v_scale,
             _NO_WINDOW if plan.window is None else plan.window, groups, plan.num_heads // groups, dim,
             power_of_two(dim), tokens, tile.heads, tile.tokens, sinks_M is not None,
-            plan.window is not None, self._gpu.interpret, num_warps=tile.warps, num_stages=tile.stages)
+            plan.window is not None, tile.whole, self._gpu.interpret, num_warps=tile.warps,
+            num_stages=tile.stages)
+
+
+def _pages(pages_NPGD: Tensor) -> "TensorDescriptor":
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(pages_NPGD.transpose(1, 2), [1, 1, *pages_NPGD.shape[1::2]])
 
 
 def _dealt(chunks_S3: Tensor, num_tokens: int, per_item: int) -> Tensor:

@@ -18,24 +18,29 @@ def _dot(a, b, acc, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def _attend(state, q, k_ptr, v_ptr, pages_ptr, begin, low, stop, position, stride_page, stride_token, scale,
-            window, BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
-            MASKED: tl.constexpr, WINDOW: tl.constexpr, INTERPRET: tl.constexpr):
+def _attend(state, q, k_ptr, v_ptr, pages_ptr, head, begin, low, stop, position, stride_page, stride_token,
+            scale, window, BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr,
+            BT: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr,
+            INTERPRET: tl.constexpr):
     """Online softmax over tokens from begin, a multiple of BT, to stop: (maximum in powers of 2, sum, sum of
     values). MASKED: a token sees those up to its position, nobody those before low; else all see all, and
-    stop is a multiple too."""
+    stop is a multiple too. WHOLE: k_ptr and v_ptr are descriptors, from which a head's page comes at once."""
     m, l, acc = state
     bt = tl.arange(0, BT)
     d = tl.arange(0, DP)
     for t0 in range(begin, stop, BT):
         t = t0 + bt
         t_ok = (t >= low) & (t < stop)
-        if P % BT == 0:
+        if WHOLE:
+            page = tl.load(pages_ptr + t0 // BT)
+        elif P % BT == 0:
             at = tl.load(pages_ptr + t0 // P).to(tl.int64) * stride_page + (t0 % P + bt) * stride_token
         else:
             at = tl.load(pages_ptr + t // P, mask=t_ok, other=0).to(tl.int64) * stride_page
             at += t % P * stride_token
-        if MASKED:
+        if WHOLE:
+            k = k_ptr.load([page, head, 0, 0]).reshape(BT, D).T
+        elif MASKED:
             k = tl.load(k_ptr + at[None, :] + d[:, None], mask=t_ok[None, :] & (d < D)[:, None], other=0.0)
         else:
             k = tl.load(k_ptr + at[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
@@ -49,7 +54,11 @@ def _attend(state, q, k_ptr, v_ptr, pages_ptr, begin, low, stop, position, strid
         p = tl.exp2(s * scale - m_new[:, None])
         shrink = tl.exp2(m - m_new)
         l = l * shrink + tl.sum(p, 1)
-        if MASKED:
+        if WHOLE:
+            v = v_ptr.load([page, head, 0, 0]).reshape(BT, D)
+            if MASKED:
+                v = tl.where(t_ok[:, None], v, 0.0)
+        elif MASKED:
             v = tl.load(v_ptr + at[:, None] + d[None, :], mask=t_ok[:, None] & (d < D)[None, :], other=0.0)
         else:
             v = tl.load(v_ptr + at[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
@@ -63,10 +72,10 @@ def prefill_kernel(q_ptr, k_ptr, v_ptr, table_ptr, chunks_ptr, work_ptr, sink_pt
                    stride_table, stride_page, stride_token, stride_head, scale, v_scale, window,
                    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr,
                    BM: tl.constexpr, BT: tl.constexpr, SINK: tl.constexpr, WINDOW: tl.constexpr,
-                   INTERPRET: tl.constexpr):
+                   WHOLE: tl.constexpr, INTERPRET: tl.constexpr):
     """Programs (KV head, item). chunks [S, 3]: (first token in q, its position, tokens); work [items, 2]:
     (row, token of the chunk that the item starts at). q: rows of HKV * G heads of D; out [T, HKV * G * D].
-    scale: of scores in powers of 2."""
+    scale: of scores in powers of 2. WHOLE: see `_attend`; BT is then P, and D is DP."""
     head, item = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = BM // G
     row = tl.load(work_ptr + item * 2)
@@ -81,7 +90,10 @@ def prefill_kernel(q_ptr, k_ptr, v_ptr, table_ptr, chunks_ptr, work_ptr, sink_pt
     place = (first + token).to(tl.int64)
     query = head * G + r % G
     q = tl.load(q_ptr + (place * stride_q + query * D)[:, None] + d[None, :], mask=ok, other=0.0)
-    keys, values = k_ptr + head * stride_head, v_ptr + head * stride_head
+    if WHOLE:
+        keys, values = k_ptr, v_ptr
+    else:
+        keys, values = k_ptr + head * stride_head, v_ptr + head * stride_head
     pages = table_ptr + row.to(tl.int64) * stride_table
     position, earliest = start + token, start + skipped
     stop = start + tl.minimum(skipped + TOKENS, count)
@@ -92,10 +104,10 @@ def prefill_kernel(q_ptr, k_ptr, v_ptr, table_ptr, chunks_ptr, work_ptr, sink_pt
         begin = low // BT * BT
     else:
         begin = (earliest + 1) // BT * BT  # all that come before are seen by all
-        state = _attend(state, q, keys, values, pages, 0, 0, begin, position, stride_page, stride_token,
-                        scale, window, BM, D, DP, P, BT, False, False, INTERPRET)
-    m, l, acc = _attend(state, q, keys, values, pages, begin, low, stop, position, stride_page, stride_token,
-                        scale, window, BM, D, DP, P, BT, True, WINDOW, INTERPRET)
+        state = _attend(state, q, keys, values, pages, head, 0, 0, begin, position, stride_page, stride_token,
+                        scale, window, BM, D, DP, P, BT, False, False, WHOLE, INTERPRET)
+    m, l, acc = _attend(state, q, keys, values, pages, head, begin, low, stop, position, stride_page,
+                        stride_token, scale, window, BM, D, DP, P, BT, True, WINDOW, WHOLE, INTERPRET)
     if SINK:
         l += tl.exp2(tl.load(sink_ptr + query).to(tl.float32) * LOG2E - m)
     out = acc * (v_scale / tl.maximum(l, 1e-30))[:, None]
