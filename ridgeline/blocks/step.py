@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ridgeline.kernels.cascade import Shared
+
 Long = NDArray[np.int64]
 
 
@@ -39,7 +41,8 @@ class Step:
     has one. adapter_T: on the host, the slot of the adapter that a token's sequence takes, 0 for none; None
     where none of the step takes any. chunks_C3: int32 on the device, of a step in a graph: (first token
     behind the decodes, its position, tokens) of each row after them, idle ones included; what the host says
-    of rows then means nothing. landings: what the blocks owe the cache once the whole step is through:
+    of rows then means nothing. shared: what decodes have in common of the cache group `shared_group`, for
+    `Prefixed` blocks. landings: what the blocks owe the cache once the whole step is through:
     recurrent states, which unlike keys and values must not be written twice when a step is run again, nor
     past a draft that falls.
     """
@@ -55,6 +58,8 @@ class Step:
     runs: Long | None = None
     adapter_T: Long | None = None
     chunks_C3: Tensor | None = None
+    shared: Shared | None = None
+    shared_group: int | None = None
     landings: list[Callable[[Long | None], None]] = field(default_factory=list)
 
     def land(self, stood: Long | None = None) -> None:
@@ -135,6 +140,18 @@ class Dealt(Protocol):
     from 0 on, where each expert's tokens begin and end among all choices in order."""
 
     expert_edges: Tensor
+
+
+@runtime_checkable
+class Prefixed(Protocol):
+    """A block that reads what rows have in common once. group: its cache group. group_heads: query heads of a
+    KV head."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def group_heads(self) -> int: ...
 
 
 class Block(Protocol):

@@ -19,7 +19,7 @@ STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192  # fills a GPU's tensor cores; a fifth of a second with 8B weights
 BLOCK_TOKENS, GPU_BLOCK_TOKENS = 16, 64
 _RESERVE = 0.02  # of a GPU, for its libraries and what the allocator loses
-_ATTENTION_BYTES, _NODE_BYTES = 256 << 20, 4 << 20
+_ATTENTION_BYTES, _NODE_BYTES = 512 << 20, 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class GpuRoom:
 
 
 def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:
-    """What decode graphs of up to num_seqs rows take: the memory that they share, and their nodes."""
+    """What graphs of steps of up to num_seqs rows take: the memory that they share, and their nodes."""
     shared = _ATTENTION_BYTES + num_seqs * spec.hidden_size * 32 * element_bytes
     return shared + _NODE_BYTES * len(spec.layers)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.errors import ConfigError
-from ridgeline.blocks.step import Block, CacheRegion, Capturable, Dealt, Long, Routed, Step
+from ridgeline.blocks.step import Block, CacheRegion, Capturable, Dealt, Long, Prefixed, Routed, Step
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.decode_linear import DecodeLinears
@@ -79,6 +79,13 @@ class Model:
         stateless = all(group.kind is not State for group in layout.groups)
         found = native() if self._embedding.on_cpu and not self._routed and stateless else None
         self._replay = Replay(found, self._modules) if found is not None else None
+
+    def group_heads(self, group: int) -> int | None:
+        """Query heads of a KV head, of all blocks that read shared prefixes of a cache group; None where they
+        differ, or where there are none."""
+        heads = {module.group_heads for module in self._modules
+                 if isinstance(module, Prefixed) and module.group == group}
+        return heads.pop() if len(heads) == 1 else None
 
     def forward(self, step: Step) -> Tensor:
         """The residual stream [T, H] after the last layer; keys and values of the step are written, its

@@ -43,6 +43,7 @@ from ridgeline.runner.inputs import build_step, drafts_as_chunks
 from ridgeline.runner.isolate import Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.pool import Pooler
+from ridgeline.runner.prefixes import Prefixes, SharedPrefixes
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.short_graphs import ShortGraphs
 from ridgeline.runner.speculate.speculator import Drafter
@@ -83,13 +84,14 @@ class GpuExecutor:
         assert model.gpu is not None
         num_rows = capacity.num_rows
         self._chooser = Chooser(model.gpu, self._rows, num_rows=num_rows, vocab_size=capacity.vocab_size)
+        self._prefixes = Prefixes(capacity.layout, num_rows, capacity.max_model_len)
         self._graphs: DecodeGraphs | None = None
         self._short: ShortGraphs | None = None
         num_staged = FIELDS * num_rows
         if graphs and model.capturable:
             self._recorder = Recorder(device)
             parts = model, self._rows, self._chooser, self._recorder
-            self._graphs = DecodeGraphs(*parts, max_rows=num_rows)
+            self._graphs = DecodeGraphs(*parts, max_rows=num_rows, prefixes=self._shared_prefixes())
             self._short = ShortGraphs(
                 *parts, capacity.layout, max_rows=num_rows, max_tokens=capacity.max_step_tokens
             )
@@ -100,6 +102,15 @@ class GpuExecutor:
         self.grammars = grammars
         self._follower = Follower(grammars=grammars, drafter=drafter)
         self._next_ticket = 0
+
+    def _shared_prefixes(self) -> SharedPrefixes | None:
+        """None for a model whose rows cannot read any together, or one row."""
+        heads = None if self._prefixes.group is None else self._model.group_heads(self._prefixes.group)
+        if heads is None or not self._prefixes.usable or self._capacity.num_rows < 2:
+            return None
+        return SharedPrefixes(
+            self._prefixes, max_rows=self._capacity.num_rows, group_heads=heads, device=self._device
+        )
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -234,6 +245,7 @@ class GpuExecutor:
             self._chooser.start(start)
             self._pooler.start(start)
         self._rows.update(plan.tables)
+        self._prefixes.update(plan.tables, fresh=bool(plan.row_starts))
         self._cache.copy(plan.copies)
 
     def _by_graph(self, flight: Flight) -> Tensor | None:
@@ -269,8 +281,9 @@ class GpuExecutor:
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
         try:
             done = graphs.run(
-                flight.slot.staged, plan.row, plan.start, plan.tokens, reach, chooses=not flight.binds
-            )
+                flight.slot.staged, plan.row, plan.start, plan.tokens, reach, chooses=not flight.binds,
+                groups=self._prefixes.of(plan.row, plan.start) if graphs.shares else (),
+            )  # fmt: skip
         except torch.OutOfMemoryError:
             flight.broken.short = True
             return None

@@ -2,8 +2,9 @@
 sizes.
 
 All sizes are recorded at the start, or else a size when it is first needed; so is one that ends with the
-logits, for steps that choose under grammars. Recording runs nothing on the
-GPU, but compiles what is not compiled yet. All graphs share one pool of memory, since no two run at once.
+logits, for steps that choose under grammars, and one whose rows read shared prefixes once. Recording runs
+nothing on the GPU, but compiles what is not compiled yet. All graphs share one pool of memory, since no two
+run at once.
 Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
@@ -24,6 +25,7 @@ from ridgeline.kernels.decode_linear.tuning import BUCKETS
 from ridgeline.kernels.step_inputs import gather
 from ridgeline.nn.build import Model
 from ridgeline.runner.choose import Chooser
+from ridgeline.runner.prefixes import Groups, SharedPrefixes
 from ridgeline.runner.rows import Rows
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,15 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     a row costs a product's share. Every size costs a start its recording."""
     steps = (1, *BUCKETS[1:-1], 8, *range(192, 512, 64), *range(512, max_rows, 128))
     return (*sorted(size for size in steps if size < max_rows), max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A graph. size: places. chooses: else it ends with the logits. shares: rows have prefixes in common."""
+
+    size: int
+    chooses: bool = True
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +97,10 @@ class DecodeGraphs:
     """Runs steps of one token a row for up to max_rows rows, on the current stream."""
 
     def __init__(
-        self, model: Model, rows: Rows, chooser: Chooser, recorder: Recorder, *, max_rows: int
-    ) -> None:
+        self, model: Model, rows: Rows, chooser: Chooser, recorder: Recorder, *, max_rows: int,
+        prefixes: SharedPrefixes | None = None,
+    ) -> None:  # fmt: skip
+        """prefixes: which `run` may be given; None where no rows share any."""
         self._model = model
         self._rows = rows
         self._chooser = chooser
@@ -95,15 +108,22 @@ class DecodeGraphs:
         self._device = rows.table.device
         self._staged = torch.zeros(FIELDS * max_rows, dtype=torch.int32, device=self._device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
-        self._ready: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Decoded]] = {}
+        self._ready: dict[Variant, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
+        self._prefixes = prefixes
         self._recorder = recorder
+
+    @property
+    def shares(self) -> bool:
+        """True when rows may read prefixes together."""
+        return self._prefixes is not None
 
     def run(
         self, staged: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32],
-        tokens: NDArray[np.int32], reach: NDArray[np.int64], *, chooses: bool = True,
+        tokens: NDArray[np.int32], reach: NDArray[np.int64], *, chooses: bool = True, groups: Groups = (),
     ) -> Decoded:  # fmt: skip
         """One step. staged: pinned int32 [FIELDS * max_rows] that nobody writes until the step is over.
-        tokens below 0 stand for the row's last one. chooses: else it ends with the logits."""
+        tokens below 0 stand for the row's last one. chooses: else it ends with the logits. groups: prefixes
+        that are read once."""
         num = len(rows)
         size = self._sizes[bisect_left(self._sizes, num)]
         staged = staged[: FIELDS * size]
@@ -112,27 +132,35 @@ class DecodeGraphs:
         if num < size:
             fields[0, num:], fields[1, num:], fields[2, num:], fields[3, num:] = self._rows.spare, -1, 0, 1
         self._staged[: FIELDS * size].copy_(staged, non_blocking=True)
-        if (size, chooses) in self._ready:
-            graph, decoded = self._ready[size, chooses]
+        if groups:
+            assert self._prefixes is not None
+            self._prefixes.hold(groups)
+        variant = Variant(size, chooses, bool(groups))
+        if variant in self._ready:
+            graph, decoded = self._ready[variant]
             graph.replay()
             return decoded
         with torch.inference_mode():
-            decoded = self._step(size, chooses)
-        self._record(size, chooses)
+            decoded = self._step(variant)
+        self._record(variant)
         return decoded
 
     def record_all(self) -> None:
-        """Record every size anew; those that end with the logits when they are needed."""
+        """Record every size anew; the other variants when they are needed, after one of shared prefixes, so
+        that its kernels are compiled."""
         self._ready.clear()
+        if self._prefixes is not None:
+            self._record(Variant(self._sizes[-1], shares=True))
         for size in self._sizes:
-            self._record(size, True)
+            self._record(Variant(size))
 
-    def _record(self, size: int, chooses: bool) -> None:
-        made = self._recorder.record(lambda: self._step(size, chooses))
+    def _record(self, variant: Variant) -> None:
+        made = self._recorder.record(lambda: self._step(variant))
         if made is not None:
-            self._ready[size, chooses] = made
+            self._ready[variant] = made
 
-    def _step(self, size: int, chooses: bool) -> Decoded:
+    def _step(self, variant: Variant) -> Decoded:
+        size, prefixes = variant.size, self._prefixes if variant.shares else None
         staged_4S = self._staged[: FIELDS * size].view(FIELDS, size)
         found = gather(staged_4S, self._rows.last_token, self._rows.table)
         widths = [table.shape[1] for table in self._rows.tables]
@@ -148,10 +176,12 @@ class DecodeGraphs:
             groups=tuple(
                 GroupStep(table_SP=table, slots_T=slots) for table in found.table_SX.split(widths, 1)
             ),
+            shared=None if prefixes is None else prefixes.shared(size),
+            shared_group=None if prefixes is None else prefixes.group,
         )
         x_SH = self._model.forward(step)
         experts, logits_SV = self._model.experts_read(), self._model.logits(x_SH, size)
         out_2S = self._out[: 2 * size].view(2, size)
-        if chooses:
+        if variant.chooses:
             self._chooser.choose(logits_SV, staged_4S[0], found.lens_S, out_2S)
         return Decoded(out_2S=out_2S, logits_SV=logits_SV, lens_S=found.lens_S, experts=experts)

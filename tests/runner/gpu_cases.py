@@ -14,7 +14,8 @@ from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.build import build_model
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.grammar import Grammars
-from ridgeline.runner.graphs import FIELDS, DecodeGraphs
+from ridgeline.runner.graphs import FIELDS, DecodeGraphs, Recorder, Variant
+from ridgeline.runner.prefixes import Prefixes
 from ridgeline.runner.runner import LocalExecutor
 from ridgeline.runner.short_graphs import ShortGraphs, Size
 from ridgeline.runner.speculate.ngram import Ngram
@@ -54,10 +55,12 @@ class Event:
 
 
 class Either(Tiny):
-    """The tiny model on the CPU, or by a GPU's kernels; both follow grammars."""
+    """The tiny model on the CPU, or by a GPU's kernels; both follow grammars. piece: tokens of a prefix that
+    rows read together."""
 
-    def __init__(self, spec: ModelSpec, gpu: Gpu | None) -> None:
+    def __init__(self, spec: ModelSpec, gpu: Gpu | None, piece: int | None = None) -> None:
         super().__init__(spec)
+        self.piece = piece
         self.gpu = gpu
 
     def _executor(self, setup: Setup) -> LocalExecutor | GpuExecutor:
@@ -81,39 +84,49 @@ class Either(Tiny):
                 build_model(self.spec, weights, torch.float32, self.gpu), capacity, cache_dtype=torch.float32,
                 device=self.gpu.device, clock=WallClock(), drafter=drafter, grammars=grammars,
             )  # fmt: skip
-            if self.gpu.interpret:
-                self.give_graphs(one, capacity)
+            if self.piece is not None:
+                one._prefixes = Prefixes(
+                    capacity.layout, capacity.num_rows, capacity.max_model_len, piece=self.piece, least=1
+                )
+            if self.gpu.interpret or self.piece is not None:
+                self.give_graphs(one, capacity, Recorded() if self.gpu.interpret else one._recorder)
         one.max_in_flight = setup.depth
         self.one = one
         return one
 
-    def give_graphs(self, one: GpuExecutor, capacity: Capacity) -> None:
-        """Such as run in the interpreter."""
-        parts = one._model, one._rows, one._chooser, Recorded()
-        one._graphs = DecodeGraphs(*parts, max_rows=capacity.num_rows)
+    def give_graphs(self, one: GpuExecutor, capacity: Capacity, recorder: Recorder) -> None:
+        """By a recorder that runs in the interpreter, or for other prefixes."""
+        parts = one._model, one._rows, one._chooser, recorder
+        one._graphs = DecodeGraphs(
+            *parts, max_rows=capacity.num_rows, prefixes=one._shared_prefixes() if self.piece else None
+        )
         one._short = ShortGraphs(
             *parts, capacity.layout, max_rows=capacity.num_rows, max_tokens=capacity.max_step_tokens
         )
         most = max(FIELDS * capacity.num_rows, one._short.num_staged)
         for slot in one._slots:
-            slot.staged = torch.zeros(most, dtype=torch.int32)
+            slot.staged = torch.zeros(most, dtype=torch.int32, pin_memory=not one._model.gpu.interpret)
 
-    def sizes(self) -> tuple[list[tuple[int, bool]], list[Size]]:
+    def sizes(self) -> tuple[list[Variant], list[Size]]:
         """Recorded: of decodes, and of steps with prompts."""
         one = self.one
         assert isinstance(one, GpuExecutor) and one._graphs is not None and one._short is not None
         return list(one._graphs._ready), list(one._short._ready)
 
 
-def both(gpu: Gpu, setup: Setup, jobs: Sequence[Job], *, prompts: bool = False) -> Run:
-    """The GPU's run, whose texts are the CPU's. prompts: some were in a graph."""
+def both(
+    gpu: Gpu, setup: Setup, jobs: Sequence[Job], *, prompts: bool = False, piece: int | None = None,
+) -> Run:  # fmt: skip
+    """The GPU's run, whose texts are the CPU's. prompts: some were in a graph. piece: as of Either, and some
+    rows did."""
     if gpu.interpret:
         torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
-    one, other = Either(tiny(gpu), gpu), Either(tiny(gpu), None)
+    one, other = Either(tiny(gpu), gpu, piece), Either(tiny(gpu), None)
     ours, wanted = one.run(setup, jobs), other.run(setup, jobs)
     asks = any(job.params.grammar for job in jobs)
     decodes, short = one.sizes()
-    assert not gpu.interpret or asks == any(not chooses for _, chooses in decodes), decodes
+    assert not gpu.interpret or asks == any(not variant.chooses for variant in decodes), decodes
+    assert any(variant.shares for variant in decodes) == (piece is not None), decodes
     assert short or not prompts, "prompts by graphs too"
     for key, text in wanted.texts.items():
         assert ours.texts[key].tokens == text.tokens, (key, ours.texts[key].tokens, text.tokens)
@@ -177,6 +190,15 @@ def short(gpu: Gpu, dtype: torch.dtype) -> None:
     ], prompts=True)  # fmt: skip
 
 
+def prefixes(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Rows whose prompts begin alike, in the cache and not, beside one that shares nothing."""
+    alike = [3 + i % 9 for i in range(150)]
+    both(gpu, replace(SETUP, max_step_tokens=160, prefix_caching=True), [
+        job(alike, max_tokens=9), job([*alike[:140], 5, 6], 1, max_tokens=7, logprobs=1),
+        job([4, 5, 6], 2, max_tokens=6), job([*alike, 7], 3, temperature=1.0, seed=3),
+    ], piece=64)  # fmt: skip
+
+
 def experts(gpu: Gpu, dtype: torch.dtype) -> None:
     """As many were read as on the CPU, by a prompt and a decode."""
     if gpu.interpret:
@@ -197,5 +219,6 @@ CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
     "followed": followed,
     "drafted": drafted,
     "short": short,
+    "prefixes": prefixes,
     "experts": experts,
 }

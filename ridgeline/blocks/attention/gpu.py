@@ -60,16 +60,20 @@ class GpuAttention:
 
     def bind(self, regions: Sequence[CacheRegion]) -> None:
         (region,) = regions
-        self._group = region.group
+        self.group = region.group
         pages = region.bytes_NB.view(region.dtype)
         pages_N2GPD = pages.unflatten(1, (2, self._spec.num_kv_heads, region.tokens_per_page, -1))
         self._keys, self._values = pages_N2GPD.transpose(2, 3).unbind(1)
+
+    @property
+    def group_heads(self) -> int:
+        return self._spec.num_heads // self._spec.num_kv_heads
 
     def share_key(self) -> Hashable:
         spec = self._spec
         return (
             "attention",
-            self._group,
+            self.group,
             spec.rope,
             spec.window_tokens,
             spec.num_heads,
@@ -80,7 +84,7 @@ class GpuAttention:
 
     def prepare(self, step: Step) -> GpuShared:
         spec, first = self._spec, step.num_decodes
-        group, plan, chunks = step.groups[self._group], None, None
+        group, plan, chunks = step.groups[self.group], None, None
         cos_TR, sin_TR = self._rotation.tables(step.positions_T, step.reach_T)
         if first:
             rows = Rows(
@@ -89,8 +93,14 @@ class GpuAttention:
                 cos_SR=cos_TR[:first],
                 sin_SR=sin_TR[:first],
             )
+            shared = step.shared if step.shared_group == self.group else None
             plan = self._attend.plan(
-                rows, self._keys, self._values, num_heads=spec.num_heads, window=spec.window_tokens
+                rows,
+                self._keys,
+                self._values,
+                num_heads=spec.num_heads,
+                window=spec.window_tokens,
+                shared=shared,
             )
         if first < step.num_tokens:
             chunks = self._attend_chunks.plan(
