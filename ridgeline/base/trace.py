@@ -21,15 +21,15 @@ class StepRecord:
     num_decodes: rows with one known token that sample; num_chunks: the other rows, prefill_tokens theirs.
     num_drafts: tokens that decodes verify besides; num_new: tokens that came of the step; num_forced: that
     grammars made known behind them. num_sampled: projected positions. context_tokens: keys read, each row's
-    once, under full attention. running, waiting: requests after the plan. used_pages, free_pages: of the
-    arena after the plan. num_preemptions: made by this plan. num_failed: rows that ended with an error.
-    begun_s: handed to the executor; started_s, finished_s: the executor's own; plan_s, commit_s: the
-    scheduler's seconds. planned_s: what it was expected to take, by the executor or by measured steps (None:
-    nobody could say); measured_s: what it took; floor_s: the roofline's price (None without one).
-    experts_read: distinct experts whose weights the step read, summed over the layers that are mixtures, and
-    how many were expected. prefill_share: of the step's time, what its chunks add to its decodes by the
-    floor: 0 for decodes alone, 1 for chunks alone. digest: names its plan (`schedule.records.digest_of`), 0
-    where it is not recorded.
+    once, under full attention; shared_tokens: of them, those that another row read along. running, waiting:
+    requests after the plan. used_pages, free_pages: of the arena after the plan. num_preemptions: made by
+    this plan. num_failed: rows that ended with an error. begun_s: handed to the executor; started_s,
+    finished_s: the executor's own; plan_s, commit_s: the scheduler's seconds. planned_s: what it was expected
+    to take, by the executor or by measured steps (None: nobody could say); measured_s: what it took; floor_s:
+    the roofline's price (None without one). experts_read: distinct experts whose weights the step read,
+    summed over the layers that are mixtures, and how many were expected. prefill_share: of the step's time,
+    what its chunks add to its decodes by the floor: 0 for decodes alone, 1 for chunks alone. digest: names
+    its plan (`schedule.records.digest_of`), 0 where it is not recorded.
     """
 
     step: int
@@ -55,6 +55,7 @@ class StepRecord:
     floor_s: float | None
     experts_read: int = 0
     experts_expected: float = 0.0
+    shared_tokens: int = 0
     num_drafts: int = 0
     num_new: int = 0
     num_forced: int = 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from ridgeline.runner.choose import Scores
 from ridgeline.runner.grammar import Masks
 from ridgeline.runner.isolate import Broken, Places
+from ridgeline.runner.prefixes import Groups
 from ridgeline.runner.runner import NOT_FINITE
 from ridgeline.runner.speculate.speculator import Proposal
 from ridgeline.schedule.plan import SAMPLE_NONE, Drafting, RowLogprobs, StepPlan, StepResult
@@ -58,6 +59,7 @@ class Flight:
     scores: list[Scores] = field(default_factory=list)
     prompts: list[tuple[int, int, Scores]] = field(default_factory=list)
     pooled: dict[int, Tensor] = field(default_factory=dict)
+    shared: Groups = ()
     tokens: dict[int, list[int]] | None = None
     forced: dict[int, list[int]] = field(default_factory=dict)
     drafting: Drafting | None = None
@@ -109,6 +111,7 @@ class Flight:
             prompt_logprobs={p: found for p, found in self._prompt_logprobs().items() if not failed[p]},
             pooled={place: one.numpy() for place, one in self.pooled.items() if not failed[place]},
             returned_tickets=plan.copies.ticket,
+            shared=self.shared,
             experts_read=self.experts_read + sum(int(one) for one in self.experts),
             started_s=started_s,
             finished_s=finished_s,

@@ -279,15 +279,16 @@ class GpuExecutor:
     def _decode(self, graphs: DecodeGraphs, flight: Flight) -> Tensor | None:
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
+        groups = self._prefixes.of(plan.row, plan.start) if graphs.shares else ()
         try:
             done = graphs.run(
                 flight.slot.staged, plan.row, plan.start, plan.tokens, reach, chooses=not flight.binds,
-                groups=self._prefixes.of(plan.row, plan.start) if graphs.shares else (),
+                groups=groups,
             )  # fmt: skip
         except torch.OutOfMemoryError:
             flight.broken.short = True
             return None
-        num = plan.num_rows
+        num, flight.shared = plan.num_rows, groups
         if done.experts is not None:
             flight.experts.append(retrieved(done.experts))
         if flight.binds:

@@ -156,7 +156,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_logprobs[i] is a list of (position, RowLogprobs) in
     order. pooled: by index too, [hidden], of the rows with `pool` whose prompt is whole. returned_tickets:
     copies that have finished; lost_tickets: those that never ran. experts_read: distinct experts whose
-    weights were read, summed over the layers. started_s, finished_s: the executor's clock. drafting: None
+    weights were read, summed over the layers. shared: (rows, so many first tokens) whose keys were read once
+    for all of those rows. started_s, finished_s: the executor's clock. drafting: None
     without speculation.
     """
 
@@ -173,6 +174,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lost_tickets: Long = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     short: bool = False
     experts_read: int = 0
+    shared: tuple[tuple[tuple[int, ...], int], ...] = ()
     started_s: float = 0.0
     finished_s: float = 0.0
     drafting: Drafting | None = None

@@ -80,7 +80,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
     """The record of a finished step; the executor's own plan goes before the estimate. digest: names the
     plan too."""
     plan, load, planned_s = flight.plan, flight.load, flight.planned_s
-    floor_s = None if prices is None else prices.step(plan)
+    floor_s = None if prices is None else prices.step(_spared(plan, result) if result.shared else plan)
     if planned_s is None and prices is not None and prices.planned is not None:
         planned_s = prices.planned(plan)
     return StepRecord(
@@ -95,8 +95,17 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         begun_s=flight.begun_s, started_s=result.started_s, finished_s=result.finished_s,
         plan_s=flight.plan_s, commit_s=commit_s, planned_s=planned_s,
         measured_s=result.finished_s - result.started_s, floor_s=floor_s, experts_read=result.experts_read,
+        shared_tokens=sum((len(rows) - 1) * tokens for rows, tokens in result.shared),
         experts_expected=0.0 if prices is None else prices.experts(plan.num_tokens),
         prefill_share=prefill_share(plan, floor_s, prices), digest=digest_of(plan) if digest else 0)
+
+
+def _spared(plan: StepPlan, result: StepResult) -> Shape:
+    """As if keys that rows read together were one row's alone."""
+    start = plan.start.astype(np.int64)
+    for rows, tokens in result.shared:
+        start[list(rows[1:])] -= tokens
+    return Shape(start=start, count=plan.count.astype(np.int64), num_sampled=plan.num_sampled)
 
 
 def prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) -> float:
