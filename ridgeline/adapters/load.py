@@ -51,10 +51,12 @@ class Adapter:
     num_bytes: int
 
 
-def load_adapter(file: AdapterFile, seats: Container[str]) -> Adapter:
-    """Read an adapter's numbers as float32. seats: the weights whose products can take one.
+def load_adapter(
+    file: AdapterFile, seats: Container[str], dtype: torch.dtype = torch.float32
+) -> Adapter:
+    """Read an adapter's numbers as `dtype`. seats: the weights whose products can take one.
 
-    CheckpointError for a weight without a seat, and for numbers that are none or not finite.
+    CheckpointError for a weight without a seat, and for numbers that are none or not finite in `dtype`.
     """
     by_weight: dict[str, list[Pair]] = {}
     for pair in file.pairs:
@@ -67,15 +69,18 @@ def load_adapter(file: AdapterFile, seats: Container[str]) -> Adapter:
     digest, num_bytes = blake2b(digest_size=16), 0
     deltas = {}
     for name, pairs in sorted(by_weight.items()):
-        delta = deltas[name] = _delta(pairs)
+        delta = deltas[name] = _delta(pairs, dtype)
         for part in (delta.a_KR, *(strip.b_rn for strip in delta.strips)):
+            if not torch.isfinite(part).all():
+                raise CheckpointError(f"{file.path}: numbers for {name} are too large for {dtype}: use dtype "
+                                      "bfloat16 or float32")
             num_bytes += part.nbytes
-            digest.update(part.numpy().tobytes())
+            digest.update(part.view(torch.uint8).numpy().tobytes())
         digest.update(repr([name, *((s.first, s.until, s.low, s.high) for s in delta.strips)]).encode())
     return Adapter(deltas=deltas, digest=digest.hexdigest(), rank=file.rank, num_bytes=num_bytes)
 
 
-def _delta(pairs: Sequence[Pair]) -> Delta:
+def _delta(pairs: Sequence[Pair], dtype: torch.dtype) -> Delta:
     pairs = sorted(pairs, key=lambda pair: pair.place.first)
     strips, low = [], 0
     for pair in pairs:
@@ -83,14 +88,14 @@ def _delta(pairs: Sequence[Pair]) -> Delta:
         b_nr = _read(pair.b)
         if part.interleaved_heads:
             b_nr = b_nr[part.order(place.rows)]
-        b_rn = b_nr.mul_(pair.scale).t().contiguous()
+        b_rn = b_nr.mul_(pair.scale).to(dtype).t().contiguous()
         strips.append(
             Strip(first=place.first, until=place.first + place.rows, low=low, high=low + pair.rank, b_rn=b_rn)
         )
         low += pair.rank
     a_RK = torch.zeros(-(-low // RANKS) * RANKS, pairs[0].place.columns)
     torch.cat([_read(pair.a) for pair in pairs], out=a_RK[:low])
-    return Delta(a_KR=a_RK.t().contiguous(), strips=tuple(strips))
+    return Delta(a_KR=a_RK.to(dtype).t().contiguous(), strips=tuple(strips))
 
 
 def _read(tensor: StoredTensor) -> Tensor:

@@ -61,7 +61,7 @@ class Touched:
         """The rows of all tokens, in their own memory, with these rows in place of theirs."""
         return of_tN if self.split.rows_t is None else out_TN.index_copy_(0, self.split.rows_t, of_tN)
 
-    def delta(self, x_tK: Tensor, width: int) -> Tensor:
+    def _delta(self, x_tK: Tensor, width: int) -> Tensor:
         """What is added to products of `width` columns, [t, width] of x's dtype. x_tK: what is multiplied."""
         split = self.split
         x_PK = (x_tK if split.from_P is None else x_tK.index_select(0, split.from_P)).float()
@@ -78,9 +78,14 @@ class Touched:
     def add(self, out_TN: Tensor, x_tK: Tensor) -> Tensor:
         """A product of all tokens, in its own memory, with what is added. x_tK: of these tokens, what was
         multiplied."""
-        delta_tN = self.delta(x_tK, out_TN.shape[1])
         rows_t = self.split.rows_t
-        return out_TN.add_(delta_tN) if rows_t is None else out_TN.index_add_(0, rows_t, delta_tN)
+        if rows_t is None:
+            return self.add_own(out_TN, x_tK)
+        return out_TN.index_add_(0, rows_t, self._delta(x_tK, out_TN.shape[1]))
+
+    def add_own(self, out_tN: Tensor, x_tK: Tensor) -> Tensor:
+        """The same of a product of these tokens alone."""
+        return out_tN.add_(self._delta(x_tK, out_tN.shape[1]))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +108,8 @@ class AdapterSlots:
     """`num_slots` places for adapters, numbered from 1, over one model. Used by the thread that runs its
     steps."""
 
+    dtype = torch.float32  # that their numbers are held in
+
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.seats: set[str] = set()  # full names of the weights whose products can take a delta
@@ -114,8 +121,9 @@ class AdapterSlots:
         assert 1 <= slot <= self.num_slots
         self._held[slot] = adapter
 
-    def enter(self, slot_T: Slots, num_decodes: int) -> None:
-        """A step begins whose tokens have these slots; decodes come first."""
+    def enter(self, slot_T: Slots | Tensor, num_decodes: int) -> None:
+        """A step begins whose tokens have these slots, on the host; decodes come first."""
+        assert isinstance(slot_T, np.ndarray), "a CPU deals tokens out by slot"
         self._current = _Current(
             slot_T=slot_T,
             num_decodes=num_decodes,

@@ -38,13 +38,13 @@ class Step:
     that position embeddings scale by. lengths_S int32: tokens of each row once the step is done. starts,
     counts: the same rows on the host (position of the first token, number of tokens). groups: by cache
     group. runs: where sequences verify drafts, how many decodes each has, one after another; None where each
-    has one. adapter_T: on the host, the slot of the adapter that a token's sequence takes, 0 for none; None
-    where none of the step takes any. chunks_C3: int32 on the device, of a step in a graph: (first token
-    behind the decodes, its position, tokens) of each row after them, idle ones included; what the host says
-    of rows then means nothing. shared: what decodes have in common of the cache group `shared_group`, for
-    `Prefixed` blocks. landings: what the blocks owe the cache once the whole step is through:
-    recurrent states, which unlike keys and values must not be written twice when a step is run again, nor
-    past a draft that falls.
+    has one. adapter_T: the slot of the adapter that a token's sequence takes, 0 for none; on the host, and
+    for a GPU's kernels int64 on it; None where none of the step takes any. chunks_C3: int32 on the device, of
+    a step in a graph: (first token behind the decodes, its position, tokens) of each row after them, idle
+    ones included; what the host says of rows then means nothing. shared: what decodes have in common of the
+    cache group `shared_group`, for `Prefixed` blocks. landings: what the blocks owe the cache once the whole
+    step is through: recurrent states, which unlike keys and values must not be written twice when a step is
+    run again, nor past a draft that falls.
     """
 
     ids_T: Tensor
@@ -56,7 +56,7 @@ class Step:
     num_decodes: int
     groups: tuple[GroupStep, ...]
     runs: Long | None = None
-    adapter_T: Long | None = None
+    adapter_T: Long | Tensor | None = None
     chunks_C3: Tensor | None = None
     shared: Shared | None = None
     shared_group: int | None = None

@@ -11,13 +11,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ridgeline.adapters.load import Adapter, load_adapter
 from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import AnySlots, StackedSlots
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, RequestError, RidgelineError
 from ridgeline.base.units import format_bytes
 from ridgeline.engine.startup import Startup
-from ridgeline.models.adapter import MAX_RANK, read_adapter, slot_bytes
+from ridgeline.kernels.gpu import Gpu
+from ridgeline.models.adapter import MAX_RANK, read_adapter, seat_shapes, slot_bytes
 from ridgeline.schedule.request import NewRequest
 from ridgeline.spec.model import ModelSpec
 
@@ -66,7 +70,7 @@ class Adapters:
 
     def __init__(
         self,
-        slots: AdapterSlots,
+        slots: AnySlots,
         spec: ModelSpec,
         *,
         max_rank: int,
@@ -204,7 +208,7 @@ class Adapters:
 
     def _read(self, path: str) -> Adapter:
         file = read_adapter(path, self._spec, max_rank=self._max_rank)
-        return load_adapter(file, self._slots.seats)
+        return load_adapter(file, self._slots.seats, self._slots.dtype)
 
 
 def need_adapters(adapters: Adapters | None, *, to_change: bool = False) -> Adapters:
@@ -231,7 +235,7 @@ def seated(adapters: Adapters | None, request: NewRequest, name: str) -> NewRequ
 
 
 def start_adapters(
-    config: EngineConfig, spec: ModelSpec, slots: AdapterSlots, put: Put, startup: Startup
+    config: EngineConfig, spec: ModelSpec, slots: AnySlots, put: Put, startup: Startup
 ) -> Adapters:
     """The adapters of an engine, with those that it starts with loaded. ConfigError when any cannot be."""
     rank = config.max_lora_rank or MAX_RANK
@@ -242,16 +246,20 @@ def start_adapters(
         except BaseException:
             adapters.close()
             raise
-    each = format_bytes(slot_bytes(spec, rank))
+    each = format_bytes(slots_bytes(config, spec, slots) // slots.num_slots)
     startup.choose("adapters", slots.num_slots, f"slots of {each}, for ranks up to {rank}")
     return adapters
 
 
-def slots_bytes(config: EngineConfig, spec: ModelSpec, slots: AdapterSlots | None) -> int:
-    """What all slots take when they are full."""
+def slots_bytes(config: EngineConfig, spec: ModelSpec, slots: AnySlots | None) -> int:
+    """What all slots take when they are full; on a GPU they have it already."""
     if slots is None:
         return 0
-    return slots.num_slots * slot_bytes(spec, config.max_lora_rank or MAX_RANK)
+    each = slot_bytes(
+        spec, config.max_lora_rank or MAX_RANK, element_bytes=slots.dtype.itemsize,
+        stacked=isinstance(slots, StackedSlots),
+    )  # fmt: skip
+    return slots.num_slots * each
 
 
 def load_all(adapters: Adapters, given: Sequence[tuple[str, str]]) -> None:
@@ -272,9 +280,8 @@ def load_all(adapters: Adapters, given: Sequence[tuple[str, str]]) -> None:
                 raise loaded.error
 
 
-def open_slots(config: EngineConfig, *, on_gpu: bool) -> AdapterSlots | None:
-    """The slots that an engine has room for, None for none. ConfigError for more names than that, or one
-    twice, and on a GPU."""
+def count_slots(config: EngineConfig) -> int:
+    """How many adapters an engine is to have room for. ConfigError for more names than that, or one twice."""
     names, most = [name for name, _ in config.lora], config.max_loras
     for name in names:
         if names.count(name) > 1:
@@ -284,10 +291,29 @@ def open_slots(config: EngineConfig, *, on_gpu: bool) -> AdapterSlots | None:
     if not names and not most:
         if config.max_lora_rank is not None:
             raise ConfigError("--max-lora-rank needs --lora or --max-loras")
-        return None
-    if on_gpu:
+        return 0
+    return len(names) if most is None else most
+
+
+def open_slots(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, gpu: Gpu | None
+) -> AnySlots | None:
+    """Slots for as many, None for none; a GPU's take their memory here. dtype: of its activations.
+    ConfigError where it has too little, or no kernels of ours to run by."""
+    num = count_slots(config)
+    if not num or device.type == "cpu":
+        return AdapterSlots(num) if num else None
+    if gpu is None:
         raise ConfigError(
-            "adapters are applied on a CPU only: decode graphs of a GPU have no place for them yet; "
-            "leave out --lora and --max-loras, or use --device cpu"
+            "adapters need the Triton kernels on a GPU: install ridgeline[gpu], use --device cpu, or leave "
+            "out --lora and --max-loras"
         )
-    return AdapterSlots(len(names) if most is None else most)
+    shapes = seat_shapes(spec, config.max_lora_rank or MAX_RANK)
+    try:
+        return StackedSlots(num, shapes, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"slots for {num} adapters do not fit: {format_bytes(free)} of the GPU are left; lower "
+            "--max-loras or --max-lora-rank"
+        ) from None

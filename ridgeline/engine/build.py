@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import torch
 
-from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import AnySlots
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.trace import Trace
-from ridgeline.engine.adapters import Adapters, open_slots, start_adapters
+from ridgeline.engine.adapters import Adapters, count_slots, open_slots, start_adapters
 from ridgeline.engine.capacity import decide_capacity, held_bytes
 from ridgeline.engine.deterministic import deterministic_device, prove_products
 from ridgeline.engine.drafting import build_drafter, check_speculation
@@ -142,7 +142,7 @@ def build_engine(
     make_policy(config.policy, Needs(targets=targets, price=lambda step: 0.0))  # mistakes are told at once
     device = choose_device(config, startup)
     check_speculation(config, on_gpu=device.type == "cuda")
-    slots = open_slots(config, on_gpu=device.type == "cuda")
+    count_slots(config)  # mistakes are told at once
     threads = decide_threads(config, num_cores(), serving=serving, startup=startup)
     torch.set_num_threads(threads)
     with startup.phase("open"):
@@ -156,6 +156,7 @@ def build_engine(
             native()  # built here when they are not there yet, so that no other phase takes the blame
     numerics = choose_numerics(config, checkpoint, startup, device)
     gpu = deterministic_device(config, checkpoint.spec, numerics, device, gpu)
+    slots = open_slots(config, checkpoint.spec, numerics.activations, device, gpu)
     with startup.phase("profile"):
         profile = machine_profile(threads, startup) if device.type == "cpu" else gpu_profile(device, startup)
     file = trace_file(config, checkpoint.name, numerics.name, profile)
@@ -215,7 +216,7 @@ def _weights(
 
 def _model(
     config: EngineConfig, spec: ModelSpec, weights: Weights, numerics: Numerics, gpu: Gpu | None,
-    slots: AdapterSlots | None,
+    slots: AnySlots | None,
 ) -> Model:
     held = cast(Mapping[str, Weight], weights)
     return build_model(spec, held, numerics.activations, gpu, slots, apart=config.deterministic)
@@ -250,12 +251,11 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, threads: int, device
 
 
 def _adapters(
-    config: EngineConfig, spec: ModelSpec, slots: AdapterSlots | None, executor: LocalExecutor | GpuExecutor,
+    config: EngineConfig, spec: ModelSpec, slots: AnySlots | None, executor: LocalExecutor | GpuExecutor,
     startup: Startup,
 ) -> Adapters | None:  # fmt: skip
     if slots is None:
         return None
-    assert isinstance(executor, LocalExecutor), "slots are refused on a GPU"
     return start_adapters(config, spec, slots, executor.put_adapter, startup)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import AnySlots
 from ridgeline.base.config import EngineConfig
 from ridgeline.blocks.norm_rope.spec import prompt_borders
 from ridgeline.engine.adapters import slots_bytes
@@ -22,18 +22,19 @@ from ridgeline.spec.model import ModelSpec
 
 def decide_capacity(
     config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
-    startup: Startup, slots: AdapterSlots | None,
+    startup: Startup, slots: AnySlots | None,
 ) -> Capacity:  # fmt: skip
     on_gpu = device.type == "cuda"
     tokens = block_tokens(config, on_gpu=on_gpu)
     layout = plan_layout(spec.cache(numerics.cache.itemsize), block_tokens=tokens)
+    adapter_bytes = slots_bytes(config, spec, slots)
     sizes = decide_sizes(
         config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
-        room=_gpu_room(config, spec, numerics, weights, device) if on_gpu else None,
+        room=_gpu_room(config, spec, numerics, weights, device, adapter_bytes) if on_gpu else None,
         recorded_bytes=recorded_bytes(
             spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
         ) if numerics.name == "packed" else 0,
-        adapter_bytes=slots_bytes(config, spec, slots),
+        adapter_bytes=adapter_bytes,
     )  # fmt: skip
     return Capacity(
         layout=layout,
@@ -49,7 +50,8 @@ def decide_capacity(
 
 
 def _gpu_room(
-    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device
+    config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
+    adapter_bytes: int,
 ) -> GpuRoom:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -57,6 +59,7 @@ def _gpu_room(
     longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
     return GpuRoom(
         total_bytes=total, free_bytes=free, weights_bytes=sum(held_bytes(weights).values()),
+        adapter_bytes=adapter_bytes,
         step_bytes=step_bytes(
             spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
             context=config.max_model_len or spec.max_position),

@@ -33,14 +33,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRoom:
-    """A GPU's memory once the weights are there, in bytes: free, and what of it steps and graphs will
-    take."""
+    """A GPU's memory once the weights and the slots of adapters are there, in bytes: free, and what of it
+    steps and graphs will take."""
 
     total_bytes: int
     weights_bytes: int
     free_bytes: int
     step_bytes: int
     graph_bytes: int
+    adapter_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -50,8 +51,9 @@ class GpuRoom:
     def text(self) -> str:
         total, free, weights, steps, graphs = map(format_bytes, (
             self.total_bytes, self.free_bytes, self.weights_bytes, self.step_bytes, self.graph_bytes))
-        return (f"of {total} on the GPU {free} are free beside weights of {weights}; steps take {steps} of "
-                f"it, graphs {graphs}")
+        slots = f" and adapters of {format_bytes(self.adapter_bytes)}" if self.adapter_bytes else ""
+        return (f"of {total} on the GPU {free} are free beside weights of {weights}{slots}; steps take "
+                f"{steps} of it, graphs {graphs}")
 
 
 def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:
@@ -87,8 +89,9 @@ def decide_sizes(
 
     free_bytes: memory that is left once the weights are there. room: the GPU's, where the cache lies there.
     recorded_bytes: what the recording of decode steps will take of a CPU's free memory (nn.replay).
-    adapter_bytes: what all slots of adapters will. Raises ConfigError when the context that is asked for is
-    longer than the model's, when the adapters do not fit, or when the cache cannot hold a single block.
+    adapter_bytes: what all slots of adapters will; a GPU's have it already. Raises ConfigError when the
+    context that is asked for is longer than the model's, when the adapters do not fit, or when the cache
+    cannot hold a single block.
     """
     _check(config, max_position)
     wanted = config.max_model_len or max_position

@@ -107,16 +107,41 @@ def places(spec: ModelSpec) -> dict[str, Place]:
     return found
 
 
-def slot_bytes(spec: ModelSpec, max_rank: int, *, element_bytes: int = ELEMENT_BYTES) -> int:
-    """What one adapter takes at most: pairs of the largest rank at every place."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What one weight, [rows, columns], takes of an adapter at most: so many ranks together, in whole RANKS.
+    paired: rows of second matrices, each counted for the place that it is of."""
+
+    rows: int
+    columns: int
+    ranks: int
+    paired: int
+
+
+def seat_shapes(spec: ModelSpec, max_rank: int) -> dict[str, Seat]:
+    """By full name of the weight: pairs of the largest rank at every place."""
     by_weight: dict[str, list[Place]] = {}
     for place in places(spec).values():
         by_weight.setdefault(place.weight, []).append(place)
-    numbers = 0
-    for pairs in by_weight.values():
-        ranks = -(-max_rank * len(pairs) // RANKS) * RANKS
-        numbers += pairs[0].columns * ranks + max_rank * sum(place.rows for place in pairs)
-    return element_bytes * numbers
+    params = dict(spec.params())
+    return {
+        name: Seat(
+            rows=params[name].shape[0], columns=params[name].shape[1],
+            ranks=-(-max_rank * len(pairs) // RANKS) * RANKS, paired=sum(place.rows for place in pairs),
+        )
+        for name, pairs in by_weight.items()
+    }  # fmt: skip
+
+
+def slot_bytes(
+    spec: ModelSpec, max_rank: int, *, element_bytes: int = ELEMENT_BYTES, stacked: bool = False
+) -> int:
+    """What one adapter takes at most. stacked: as a GPU holds it (adapters/stacked.py), second matrices as
+    wide as their weight."""
+    return element_bytes * sum(
+        seat.columns * seat.ranks + (seat.ranks * seat.rows if stacked else max_rank * seat.paired)
+        for seat in seat_shapes(spec, max_rank).values()
+    )
 
 
 def read_adapter(folder: str | Path, spec: ModelSpec, *, max_rank: int) -> AdapterFile:

@@ -1,8 +1,8 @@
 """Parts of a model that may have adapters: those of `linear`, with what a row's adapter adds.
 
-Where no token of a step is touched, the very part runs that would run without adapters; rows without one have
-its bits in every step. Rows that an adapter touches take the unfused twin where something that is not linear
-follows the product.
+Where no token of a step is touched, the very part runs that would run without adapters; on a CPU rows
+without one have its bits in every step. Rows that an adapter touches take the unfused twin where something
+that is not linear follows the product; on a GPU, where a step is touched as a whole, its other rows do too.
 
 Legend: T tokens of a step, t those that are touched, K input features, N output features.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import AnySlots
 from ridgeline.blocks.mlp.reference import gated
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.blocks.parts import Linear, LinearAdd
@@ -22,7 +22,7 @@ from ridgeline.nn.linear import BlockParts
 class AdaptedParts:
     """The parts of one block, whose weights' full names begin with `prefix`. See blocks.parts.Parts."""
 
-    def __init__(self, inner: BlockParts, prefix: str, slots: AdapterSlots) -> None:
+    def __init__(self, inner: BlockParts, prefix: str, slots: AnySlots) -> None:
         self._inner = inner
         self._prefix = prefix
         self._slots = slots
@@ -69,8 +69,7 @@ class AdaptedParts:
             if touched is None:
                 return run(x_TK, prefill_from)
             x_tK = touched.take(x_TK)
-            both_tN = plain(x_tK, touched.num_decodes)
-            both_tN.add_(touched.delta(rms_norm(x_tK, norm_K, eps), both_tN.shape[1]))
+            both_tN = touched.add_own(plain(x_tK, touched.num_decodes), rms_norm(x_tK, norm_K, eps))
             out_tN = gated(both_tN, activation)
             return out_tN if touched.everyone else touched.put(run(x_TK, prefill_from), out_tN)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import AnySlots
 from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.step import Block, CacheRegion, Capturable, Dealt, Long, Prefixed, Routed, Step
 from ridgeline.blocks.table import BLOCKS
@@ -43,7 +43,7 @@ class Model:
     """Runs flat tokens through the layers. Call `bind_cache` once before the first `forward`."""
 
     def __init__(self, spec: ModelSpec, blocks: tuple[BuiltBlock, ...], embedding: Embedding,
-                 head: Head, gpu: Gpu | None = None, adapters: AdapterSlots | None = None, *,
+                 head: Head, gpu: Gpu | None = None, adapters: AnySlots | None = None, *,
                  apart: bool = False) -> None:
         """gpu: whose kernels run it, None for torch's and the CPU's. adapters: that its tokens may take.
         apart: see blocks.parts."""
@@ -97,9 +97,9 @@ class Model:
             return out_TH
         return run_layers(self._modules, x_TH, step, {})
 
-    def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long) -> Tensor:
+    def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long | Tensor) -> Tensor:
         assert self.adapters is not None, "a model without room for adapters"
-        self.adapters.enter(slot_T, step.num_decodes)
+        self.adapters.enter(slot_T, step.prefill_from)
         try:
             return run_layers(self._modules, x_TH, step, {})
         finally:
@@ -127,7 +127,7 @@ class Model:
 
 
 def build_model(spec: ModelSpec, weights: Weights, dtype: torch.dtype, gpu: Gpu | None = None,
-                adapters: AdapterSlots | None = None, *, apart: bool = False) -> Model:
+                adapters: AnySlots | None = None, *, apart: bool = False) -> Model:
     """A model whose activations have `dtype`; plain tensors of another dtype are converted,
     scalars to float32.
 

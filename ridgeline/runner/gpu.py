@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.adapters.load import Adapter
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 from ridgeline.kernels.ahead import compile_all, missing
@@ -192,6 +193,11 @@ class GpuExecutor:
         self._read(flight)
         return flight.result(finished_s - elapsed_ms / 1e3, finished_s)
 
+    def put_adapter(self, slot: int, adapter: Adapter | None) -> None:
+        """Fill a slot of the model, or empty it, behind the steps in flight and before any later one."""
+        assert self._model.adapters is not None, "a model without room for adapters"
+        self._model.adapters.put(slot, adapter)
+
     def close(self) -> None:
         """Wait for the steps in flight."""
         torch.cuda.synchronize(self._device)
@@ -316,6 +322,8 @@ class GpuExecutor:
         step = build_step(part, self._rows, self._capacity.layout)
         if self._model.apart:  # decodes as chunks of one token, by the kernels of prompts
             step = replace(step, num_decodes=0)
+        if isinstance(step.adapter_T, np.ndarray):
+            step = replace(step, adapter_T=stage(step.adapter_T, self._device))
         x_TH = self._model.forward(step)
         if (experts := self._model.experts_read()) is not None:
             flight.experts.append(retrieved(experts))

@@ -2,9 +2,10 @@
 sizes.
 
 All sizes are recorded at the start, or else a size when it is first needed; so is one that ends with the
-logits, for steps that choose under grammars, and one whose rows read shared prefixes once. Recording runs
-nothing on the GPU, but compiles what is not compiled yet. All graphs share one pool of memory, since no two
-run at once.
+logits, for steps that choose under grammars, and one whose rows read shared prefixes once. Where a model has
+room for adapters, all are recorded a second time with what those add, for steps in which some row has one;
+the others pay nothing. Recording runs nothing on the GPU, but compiles what is not compiled yet. All graphs
+share one pool of memory, since no two run at once.
 Knows no plan.
 
 Legend: S places of a step (rows, then idle ones).
@@ -41,11 +42,13 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A graph. size: places. chooses: else it ends with the logits. shares: rows have prefixes in common."""
+    """A graph. size: places. chooses: else it ends with the logits. shares: rows have prefixes in common.
+    adapted: with what rows' adapters add."""
 
     size: int
     chooses: bool = True
     shares: bool = False
+    adapted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ class DecodeGraphs:
         if groups:
             assert self._prefixes is not None
             self._prefixes.hold(groups)
-        variant = Variant(size, chooses, bool(groups))
+        variant = Variant(size, chooses, bool(groups), adapted=bool(self._rows.adapter[rows].any()))
         if variant in self._ready:
             graph, decoded = self._ready[variant]
             graph.replay()
@@ -151,8 +154,9 @@ class DecodeGraphs:
         self._ready.clear()
         if self._prefixes is not None:
             self._record(Variant(self._sizes[-1], shares=True))
-        for size in self._sizes:
-            self._record(Variant(size))
+        for adapted in (False, True) if self._model.adapters is not None else (False,):
+            for size in self._sizes:
+                self._record(Variant(size, adapted=adapted))
 
     def _record(self, variant: Variant) -> None:
         made = self._recorder.record(lambda: self._step(variant))
@@ -173,6 +177,7 @@ class DecodeGraphs:
             starts=np.zeros(size, np.int64),
             counts=np.ones(size, np.int64),
             num_decodes=size,
+            adapter_T=self._rows.adapters[staged_4S[0].long()] if variant.adapted else None,
             groups=tuple(
                 GroupStep(table_SP=table, slots_T=slots) for table in found.table_SX.split(widths, 1)
             ),

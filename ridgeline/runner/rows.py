@@ -18,7 +18,7 @@ class Rows:
     table int32 [num_rows + 1, pages of all groups]; tables: each group's columns of it. last_token int64
     [num_rows + 1]: the token sampled last, on the device, for plans that say PLACEHOLDER. num_prompt: on the
     host, [num_rows]. logprobs_from: first position whose prompt log-probability is still owed. adapter: the
-    row's slot, on the host.
+    row's slot, on the host. adapters int64 [num_rows + 1]: the same on the device, where graphs find it.
     """
 
     def __init__(self, layout: CacheLayout, num_rows: int, max_model_len: int, device: torch.device) -> None:
@@ -30,6 +30,7 @@ class Rows:
         self.num_prompt: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.logprobs_from: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.adapter: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.adapters = torch.zeros(num_rows + 1, dtype=torch.long, device=device)
         self._starts: list[RowStart | None] = [None] * num_rows
 
     def take(self, start: RowStart) -> None:
@@ -37,7 +38,9 @@ class Rows:
         self._starts[start.row] = start
         self.num_prompt[start.row] = len(start.prompt)
         self.logprobs_from[start.row] = start.prompt_logprobs_from
-        self.adapter[start.row] = start.adapter
+        if self.adapter[start.row] != start.adapter:
+            self.adapter[start.row] = start.adapter
+            self.adapters[start.row : start.row + 1].fill_(start.adapter)
 
     def update(self, tables: tuple[TableDelta, ...]) -> None:
         """Write the new block-table entries."""

@@ -43,10 +43,11 @@ def most_tokens(spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Places of a graph. tokens: the decodes' included."""
+    """Places of a graph. tokens: the decodes' included. adapted: with what rows' adapters add."""
 
     decodes: int
     tokens: int
+    adapted: bool = False
 
 
 class ShortGraphs:
@@ -75,8 +76,9 @@ class ShortGraphs:
     def record_prompts(self) -> None:
         """Forget all sizes and record those without decodes: what they compile is what all run."""
         self._ready.clear()
-        for tokens in self._tokens:
-            self._made(Size(0, tokens))
+        for adapted in (False, True) if self._model.adapters is not None else (False,):
+            for tokens in self._tokens:
+                self._made(Size(0, tokens, adapted))
 
     def size_of(self, plan: StepPlan) -> Size | None:
         """None for a plan that is too long, or of too many chunks."""
@@ -87,7 +89,8 @@ class ShortGraphs:
         tokens = decodes + plan.num_tokens - num
         if tokens > self._tokens[-1]:
             return None
-        return Size(decodes, self._tokens[bisect_left(self._tokens, tokens)])
+        adapted = bool(self._rows.adapter[plan.row].any())
+        return Size(decodes, self._tokens[bisect_left(self._tokens, tokens)], adapted)
 
     def run(self, staged: Tensor, plan: StepPlan, size: Size) -> Decoded | None:
         """One step. staged: pinned int32 that nobody writes until the step is over. Places of the result: S
@@ -170,6 +173,7 @@ class ShortGraphs:
                 GroupStep(table_SP=table_SP, slots_T=every[row_N, at_N // per].long() * per + at_N % per)
                 for table_SP, every, per in by_group
             ),
+            adapter_T=self._rows.adapters[row_N] if size.adapted else None,
             chunks_C3=rest[: 3 * self._chunks].view(-1, 3),
         )
         x_SH = self._model.forward(step)[last_S]

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ridgeline.adapters.load import Adapter
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, RequestError
-from ridgeline.engine.adapters import Adapters, Loaded, load_all, open_slots
+from ridgeline.engine.adapters import Adapters, Loaded, count_slots, load_all, open_slots
 from ridgeline.engine.llm import LLM
 from ridgeline.models.adapter import places
 from ridgeline.models.checkpoint import open_checkpoint
@@ -126,16 +127,18 @@ def test_what_cannot_be_read_leaves_its_slot(scene: Scene, tmp_path: Path) -> No
 
 
 def test_what_a_start_refuses(scene: Scene, tmp_path: Path) -> None:
-    """A name given twice, more names than slots, a GPU, a folder that holds none."""
+    """A name given twice, more names than slots, a GPU without our kernels, a folder that holds none."""
     twice, one = (("a", "x"), ("a", "y")), (("a", "x"),)
-    for config, on_gpu, said in ((EngineConfig(lora=twice), False, "given twice"),
-                                 (EngineConfig(lora=one, max_loras=0), False, "no room"),
-                                 (EngineConfig(max_lora_rank=8), False, "needs --lora"),
-                                 (EngineConfig(lora=one), True, "on a CPU only")):
+    for config, said in ((EngineConfig(lora=twice), "given twice"),
+                         (EngineConfig(lora=one, max_loras=0), "no room"),
+                         (EngineConfig(max_lora_rank=8), "needs --lora")):
         with pytest.raises(ConfigError, match=said):
-            open_slots(config, on_gpu=on_gpu)
-    assert open_slots(EngineConfig(), on_gpu=True) is None
-    slots = open_slots(EngineConfig(lora=one, max_loras=3), on_gpu=False)
+            count_slots(config)
+    cpu, cuda, three = torch.device("cpu"), torch.device("cuda"), EngineConfig(lora=one, max_loras=3)
+    assert open_slots(EngineConfig(), SPEC, torch.bfloat16, cuda, None) is None
+    with pytest.raises(ConfigError, match="need the Triton kernels"):
+        open_slots(three, SPEC, torch.bfloat16, cuda, None)
+    slots = open_slots(three, SPEC, torch.float32, cpu, None)
     assert slots is not None and slots.num_slots == 3
     with pytest.raises(ConfigError, match=r"--lora a=.*no adapter_config"):
         load_all(scene.adapters, [("a", str(tmp_path))])

@@ -4,13 +4,19 @@ can be. The interpreter gets one layer, a GPU two."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
+from ridgeline.adapters.load import Adapter
+from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.adapters.stacked import StackedSlots
 from ridgeline.base.clock import WallClock
 from ridgeline.frontend import structure
 from ridgeline.kernels.gpu import Gpu
+from ridgeline.models.adapter import seat_shapes
 from ridgeline.nn.build import build_model
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.grammar import Grammars
@@ -24,6 +30,7 @@ from ridgeline.runner.speculate.texts import Texts
 from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
+from tests.adapters.made import ALL, adapter_folder, loaded
 from tests.helpers import tiny_mixture, tiny_spec, tiny_weights
 from tests.invariance.driver import MOST_DRAFTS, Job, Run, Setup, Tiny
 from tests.kernels.step_cases import Recorded
@@ -31,6 +38,7 @@ from tests.runner.hand import Feed, Hand
 from tests.runner.test_grammar import END, VOCAB, Letters
 
 SETUP = Setup(num_rows=4, max_step_tokens=16, depth=2, block_tokens=16)
+MOST_RANK = 5  # of an adapter
 PLAIN = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 
@@ -56,12 +64,24 @@ class Event:
 
 class Either(Tiny):
     """The tiny model on the CPU, or by a GPU's kernels; both follow grammars. piece: tokens of a prefix that
-    rows read together."""
+    rows read together. adapters: for slots 1 and on; a GPU has one slot more."""
 
-    def __init__(self, spec: ModelSpec, gpu: Gpu | None, piece: int | None = None) -> None:
-        super().__init__(spec)
+    def __init__(
+        self, spec: ModelSpec, gpu: Gpu | None, piece: int | None = None, adapters: Sequence[Adapter] = ()
+    ) -> None:
+        slots = AdapterSlots(len(adapters)) if adapters else None
+        super().__init__(spec, adapters=slots)
         self.piece = piece
-        self.gpu = gpu
+        self.gpu, self.adapters = gpu, adapters
+        for slot, adapter in enumerate(adapters if slots else (), 1):
+            slots.put(slot, adapter)  # type: ignore[union-attr]
+
+    def slots(self, gpu: Gpu) -> StackedSlots | None:
+        """The GPU's, still empty."""
+        if not self.adapters:
+            return None
+        shapes, num = seat_shapes(self.spec, MOST_RANK), len(self.adapters) + 1
+        return StackedSlots(num, shapes, dtype=torch.float32, device=gpu.device)
 
     def _executor(self, setup: Setup) -> LocalExecutor | GpuExecutor:
         grammars = Grammars(
@@ -81,9 +101,12 @@ class Either(Tiny):
         else:
             weights = {name: weight.to(self.gpu.device) for name, weight in self.weights.items()}
             one = GpuExecutor(
-                build_model(self.spec, weights, torch.float32, self.gpu), capacity, cache_dtype=torch.float32,
-                device=self.gpu.device, clock=WallClock(), drafter=drafter, grammars=grammars,
+                build_model(self.spec, weights, torch.float32, self.gpu, self.slots(self.gpu)), capacity,
+                cache_dtype=torch.float32, device=self.gpu.device, clock=WallClock(), drafter=drafter,
+                grammars=grammars,
             )  # fmt: skip
+            for slot, adapter in enumerate(self.adapters, 1):
+                one.put_adapter(slot, adapter)
             if self.piece is not None:
                 one._prefixes = Prefixes(
                     capacity.layout, capacity.num_rows, capacity.max_model_len, piece=self.piece, least=1
@@ -116,17 +139,20 @@ class Either(Tiny):
 
 def both(
     gpu: Gpu, setup: Setup, jobs: Sequence[Job], *, prompts: bool = False, piece: int | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> Run:  # fmt: skip
     """The GPU's run, whose texts are the CPU's. prompts: some were in a graph. piece: as of Either, and some
-    rows did."""
+    rows did. adapters: rows that take one decode in a graph too, unless they verify drafts."""
     if gpu.interpret:
         torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
-    one, other = Either(tiny(gpu), gpu, piece), Either(tiny(gpu), None)
+    one, other = Either(tiny(gpu), gpu, piece, adapters), Either(tiny(gpu), None, adapters=adapters)
     ours, wanted = one.run(setup, jobs), other.run(setup, jobs)
     asks = any(job.params.grammar for job in jobs)
     decodes, short = one.sizes()
     assert not gpu.interpret or asks == any(not variant.chooses for variant in decodes), decodes
     assert any(variant.shares for variant in decodes) == (piece is not None), decodes
+    graphed = bool(adapters and not setup.speculate)
+    assert any(variant.adapted for variant in decodes) == graphed, decodes
     assert short or not prompts, "prompts by graphs too"
     for key, text in wanted.texts.items():
         assert ours.texts[key].tokens == text.tokens, (key, ours.texts[key].tokens, text.tokens)
@@ -214,6 +240,34 @@ def experts(gpu: Gpu, dtype: torch.dtype) -> None:
     assert counts[0] == counts[1] and min(counts[0]) > 0, counts
 
 
+def adapted(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Rows of two adapters, at all places and at few, and of none: prompts whole and in chunks beside
+    decodes, then decodes alone; rows change hands. The adapters differ. On a GPU, which is faster at it, also
+    beside a grammar, vectors and drafts."""
+    spec = tiny(gpu)
+    with TemporaryDirectory() as name:
+        folders = [
+            adapter_folder(Path(name) / str(rank), spec, seed=rank, rank=rank, targets=targets, strength=3.0)
+            for rank, targets in ((MOST_RANK, ALL), (3, ("q_proj", "v_proj", "down_proj")))
+        ]
+        made = [loaded(folder, spec) for folder in folders]
+    prompt = [3 + i % 9 for i in range(9)]
+    jobs = [replace(job(prompt, at, logprobs=2, max_tokens=2 + at), adapter=at) for at in range(3)]
+    jobs += [replace(job([5, 6], 3, max_tokens=2), adapter=2), job([4], 3, max_tokens=3)]
+    run = both(gpu, SETUP, jobs, prompts=True, adapters=made)
+    assert len({run.texts[i, 0].logprobs[0].logprobs[0] for i in range(3)}) == 3
+    if gpu.interpret:
+        return
+    both(gpu, SETUP, [
+        *jobs, replace(job(prompt * 2, 4, pool="mean", max_tokens=1), adapter=1),
+        replace(job([9], 4, grammar=structure.regex("(ab|ba){1,3}"), max_tokens=4), adapter=1),
+        replace(job([5, 6, 7], 3, temperature=1.0, seed=3), adapter=2),
+    ], prompts=True, adapters=made)  # fmt: skip
+    both(gpu, replace(SETUP, speculate="ngram"), [
+        replace(job([4] * 6, slot, logprobs=1, logit_bias={4: 30.0}), adapter=slot) for slot in (0, 1, 2)
+    ], adapters=made)  # fmt: skip
+
+
 CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
     "pooled": pooled,
     "followed": followed,
@@ -221,4 +275,5 @@ CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
     "short": short,
     "prefixes": prefixes,
     "experts": experts,
+    "adapted": adapted,
 }
