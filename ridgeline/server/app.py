@@ -117,10 +117,20 @@ def _add_responses(app: FastAPI, api: OpenAI) -> None:
 
     @app.get("/v1/responses/{response_id}", tags=["generate"])
     async def get_response(request: Request, response_id: str) -> Response:
-        """A response of this API key."""
-        for name in request.query_params:
-            raise unsupported(name, "a response is given whole; leave it out")
-        return _json(responses.retrieve(response_id, request.scope["caller"]))
+        """A response of this API key; with stream=true its events after the one numbered starting_after."""
+        asked, caller = dict(request.query_params), request.scope["caller"]
+        stream, after = asked.pop("stream", "false"), asked.pop("starting_after", None)
+        for name in asked:
+            raise unsupported(name, "a response is given as it is; leave it out")
+        if stream not in ("true", "false"):
+            raise invalid_value("stream", "true or false")
+        if after is not None and not _is_number(after):
+            raise invalid_value("starting_after", "the sequence number of an event, a whole number")
+        if stream == "true":
+            return EventStream(responses.follow(response_id, caller, -1 if after is None else int(after)))
+        if after is not None:
+            raise invalid_value("starting_after", "needs stream=true")
+        return _json(responses.retrieve(response_id, caller))
 
     @app.post("/v1/responses/{response_id}/cancel", tags=["generate"])
     async def cancel_response(request: Request, response_id: str) -> Response:
@@ -262,7 +272,7 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
     async def resume(request: Request, name: str) -> Response:
         """The rest of a kept stream: the events after the first `from`, or after Last-Event-ID."""
         place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
-        if not (place.isascii() and place.isdigit() and len(place) < 10):
+        if not _is_number(place):
             raise invalid_value("from", "how many events are there already, a whole number")
         try:
             rest = streams.resume(request.scope["caller"], name, int(place))
@@ -275,6 +285,10 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
         """End the request of a kept stream, and forget its events."""
         streams.end(request.scope["caller"], name)
         return _json(to_json({"id": name, "object": "ridgeline.stream", "deleted": True}))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
