@@ -126,6 +126,29 @@ async def test_tokens_of_prompts_and_answers_count(stream: bool) -> None:
     assert (await _ask(app, "a", body=body)).status == 200
 
 
+def _limits(got: Got) -> dict[str, str]:
+    begin = "x-ratelimit-"
+    return {name.removeprefix(begin): value for name, value in got.headers.items() if name.startswith(begin)}
+
+
+async def test_answers_tell_what_is_left() -> None:
+    """By OpenAI's headers, on the refusal too; a limit that a key has not is not told."""
+    clock = VirtualClock()
+    app, _, _ = _app(clock, requests_per_minute=2, tokens_per_minute=1000)
+    body = json.dumps({"prompt": [5] * 40, "max_tokens": 2}).encode()
+    assert _limits(await _ask(app, "a", body=body)) == {
+        "limit-requests": "2", "remaining-requests": "1", "reset-requests": "30s",
+        "limit-tokens": "1000", "remaining-tokens": "958", "reset-tokens": "2.52s"}
+    clock.advance_to(2.51)
+    refused = [_limits(await _ask(app, "a", body=b"{}")) for _ in range(2)]
+    assert [one["reset-requests"] for one in refused] == ["57.49s", "57.49s"]
+    assert refused[1]["remaining-requests"] == "0" and refused[1]["reset-tokens"] == "10ms"
+    assert not _limits(await _ask(app, "b"))
+    few, _, _ = _app(clock, requests_per_minute=1)
+    assert _limits(await _ask(few, "a")) == {
+        "limit-requests": "1", "remaining-requests": "0", "reset-requests": "1m0s"}
+
+
 async def test_many_at_once_cannot_share_one_last_token() -> None:
     """All pass the door before any prompt is counted: the count itself refuses."""
     app, api, engine = _app(VirtualClock(), tokens_per_minute=5)
