@@ -11,7 +11,7 @@ from importlib.metadata import version
 from math import ceil
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
@@ -45,13 +45,25 @@ RETRY_S = 5.0
 _FRESH = {"cache-control": "no-store"}
 
 
+def _need_admin(request: Request) -> None:
+    """RequestError for a key that may ask and not change what is served."""
+    if not request.scope["caller"].admin:
+        raise RequestError(
+            "this API key may not change what the server serves: that needs one with admin = true in the "
+            "file of --api-key-file, or a server's only key", code="admin_needed", status=403,
+        )  # fmt: skip
+
+
+_ADMIN = [Depends(_need_admin)]
+
+
 def build_app(
     api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (),
     pages: Sequence[BaseRoute] = (), log_prompts: bool = False, rest: Rest | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
     nothing of clients: they, and all below their first segments, are open. log_prompts: of each request.
-    rest: what callers with a key may put to sleep; None: nobody may."""
+    rest: what admins may put to sleep; None: nobody may."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -154,12 +166,12 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
         """One model's card."""
         return _json(to_json(api.card(name)))
 
-    @app.post("/v1/load_lora_adapter", tags=["operation"])
+    @app.post("/v1/load_lora_adapter", tags=["operation"], dependencies=_ADMIN)
     async def post_load_adapter(request: Request) -> Response:
         """Serve an adapter under a name."""
         return _json(await load_adapter(api, await _body(request, api.served.limits)))
 
-    @app.post("/v1/unload_lora_adapter", tags=["operation"])
+    @app.post("/v1/unload_lora_adapter", tags=["operation"], dependencies=_ADMIN)
     async def post_unload_adapter(request: Request) -> Response:
         """Serve an adapter no more."""
         return _json(await unload_adapter(api, await _body(request, api.served.limits)))
@@ -220,7 +232,7 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: 
 
 
 def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
-    @app.post("/sleep", tags=["operation"])
+    @app.post("/sleep", tags=["operation"], dependencies=_ADMIN)
     async def sleep(request: Request) -> Response:
         """End what runs, then give back all memory of the cache and the weights; level is 1 or 2."""
         level = request.query_params.get("level", "1")
@@ -229,7 +241,7 @@ def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
         await rest.sleep()
         return _json(to_json({"is_sleeping": True}))
 
-    @app.post("/wake_up", tags=["operation"])
+    @app.post("/wake_up", tags=["operation"], dependencies=_ADMIN)
     async def wake_up() -> Response:
         """Load the weights again, and serve."""
         await rest.wake_up()
@@ -240,7 +252,7 @@ def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
         """Whether the engine sleeps."""
         return _json(to_json({"is_sleeping": rest.state == ASLEEP}))
 
-    @app.post("/v1/ridgeline/reload", tags=["operation"])
+    @app.post("/v1/ridgeline/reload", tags=["operation"], dependencies=_ADMIN)
     async def reload(request: Request) -> Response:
         """Serve the weights of another checkpoint of the same shape, {"path": ...}."""
         asked = parse(await _body(request, limits), Reload, limits)
