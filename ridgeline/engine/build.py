@@ -298,7 +298,6 @@ def _info(
         "family": spec.family,
         "num_params": spec.num_params,
         "vocab_size": spec.vocab_size,
-        "pools": capacity.pools,
         "eos_token_ids": list(spec.eos_token_ids),
         "sampling_defaults": checkpoint.sampling_defaults,
         "max_model_len": capacity.max_model_len,
