@@ -234,12 +234,12 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: 
 def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
     @app.post("/sleep", tags=["operation"], dependencies=_ADMIN)
     async def sleep(request: Request) -> Response:
-        """End what runs, then give back all memory of the cache and the weights; level is 1 or 2."""
+        """End what runs, then give back all memory of the cache and the weights; levels 1 and 2 are alike."""
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
             raise RequestError(f"level is {level:.20}; use 1 or 2", param="level", code="invalid_value")
         await rest.sleep()
-        return _json(to_json({"is_sleeping": True}))
+        return _json(to_json({"is_sleeping": True, "given_back": ["cache", "weights"]}))
 
     @app.post("/wake_up", tags=["operation"], dependencies=_ADMIN)
     async def wake_up() -> Response:
