@@ -60,6 +60,14 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class PromptUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of prompts that no text follows."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer and every event of a stream begins with."""
 

@@ -44,11 +44,13 @@ class Use:
 class Caller:
     """Who asks, in one request. tenant: a name that goes with the API key and does not show it; "" without
     keys. priority: the key's own, of which no request of it may be sooner; None when it has none.
-    thinking_budget: the key's, in tokens. traceparent: the header of W3C's trace context."""
+    thinking_budget: the key's, in tokens. traceparent: the header of W3C's trace context. admin: may change
+    what the server serves."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     tenant: str = ""
     priority: int | None = None
     thinking_budget: int | None = None
     traceparent: str = ""
+    admin: bool = True
     use: Use = field(default_factory=Use, compare=False)

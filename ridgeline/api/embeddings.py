@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ridgeline.api.answers import to_json
+from ridgeline.api.answers import PromptUsage, to_json
 from ridgeline.api.caller import Caller
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.openai import OpenAI
@@ -38,15 +38,10 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "embedding"
 
 
-class EmbeddingsUsage(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Embedding]
     model: str
-    usage: EmbeddingsUsage
+    usage: PromptUsage
     object: str = "list"
 
 
@@ -56,8 +51,6 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
     with api.admission.enter():
         request = parse(body, EmbeddingsRequest, api.served.limits)
         model = api.card(request.model).id
-        if not api.served.pools:
-            raise unsupported("model", "vectors are made on a CPU only; start a server with --device cpu")
         if request.dimensions is not None:
             raise unsupported("dimensions", "a vector has all of this model's dimensions; leave it out")
         try:
@@ -65,16 +58,13 @@ async def embeddings(api: OpenAI, body: bytes, caller: Caller | None = None) -> 
         except RequestError as error:
             raise renamed(error, {"prompt": "input"}) from None
         params = SamplingParams(temperature=0.0, max_tokens=1, pool=request.pooling or "last")
-        job = api.job(prompts, params, clock, model)
-        await api.done(job, clock)
+        job, usage = await api.read(prompts, params, clock, model)
         data = []
         for index in range(len(prompts)):
             news = job.choice(index).last_news
             assert news is not None and news.pooled, "a pooled request ends with its vector"
             vector = _written(news.pooled, as_text=request.encoding_format == "base64")
             data.append(Embedding(index=index, embedding=vector))
-        num = sum(len(prompt.token_ids) for prompt in prompts)
-        usage = EmbeddingsUsage(prompt_tokens=num, total_tokens=num)
         return to_json(EmbeddingsAnswer(data=data, model=model, usage=usage))
 
 

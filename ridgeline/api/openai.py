@@ -11,7 +11,7 @@ from functools import partial
 
 from ridgeline.api.accounts import Accounts
 from ridgeline.api.admission import Admission
-from ridgeline.api.answers import ModelCard
+from ridgeline.api.answers import CachedTokens, ModelCard, PromptUsage
 from ridgeline.api.caller import Caller
 from ridgeline.api.chat import ChatForm
 from ridgeline.api.clocks import ChoiceTimes, RequestClock
@@ -193,6 +193,17 @@ class OpenAI:
         async with aclosing(job.run(clock, self._clock.now)) as pieces:
             async for piece in pieces:
                 _check_whole(piece, job)
+
+    async def read(
+        self, prompts: list[Prompt], params: SamplingParams, clock: RequestClock, model: str, *,
+        cache_salt: str | None = None,
+    ) -> tuple[Job, PromptUsage]:  # fmt: skip
+        """Prompts that are read for themselves, run to their end. Raises as `job` and `done` do."""
+        job = self.job(prompts, params, clock, model, cache_salt=cache_salt)
+        await self.done(job, clock)
+        num = sum(len(prompt.token_ids) for prompt in prompts)
+        cached = CachedTokens(cached_tokens=sum(one.num_cached for one in job.generations))
+        return job, PromptUsage(prompt_tokens=num, total_tokens=num, prompt_tokens_details=cached)
 
     async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
         if request.stream:

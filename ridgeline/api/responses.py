@@ -23,6 +23,7 @@ from ridgeline.api.responses_types import (
     ResponsesRequest,
     TextPart,
 )
+from ridgeline.api.stream import Started
 from ridgeline.api.types import ChatRequest, FunctionCall, Message, ToolCall
 from ridgeline.base.errors import RequestError, invalid_value
 
@@ -61,15 +62,20 @@ class Responses:
                 if request.store is not False:
                     self._store.put(tenant, form.id, Stored(body=whole, turns=(*turns, form.turn())))
 
+            made: list[ResponsesForm] = []
+
             def form(job: Job, asked: Asked) -> Form:
-                made = ResponsesForm(job, asked.model, asked, request, keep)
-                self._running[tenant, made.id] = made
-                return made
+                made.append(ResponsesForm(job, asked.model, asked, request, keep))
+                self._running[tenant, made[0].id] = made[0]
+                return made[0]
 
             try:
-                return await api.answer(_chat(request, turns), clock, form, len(body))
+                reply = await api.answer(_chat(request, turns), clock, form, len(body))
             except RequestError as error:
                 raise renamed(error, _NAMES) from None
+            if isinstance(reply, bytes) or request.store is False:
+                return reply
+            return await Started.of(self._store.log(tenant, made[0].id, reply))
 
     def retrieve(self, response_id: str, caller: Caller) -> bytes:
         """GET /v1/responses/ID: a stored one, or one that is being streamed."""
@@ -77,6 +83,13 @@ class Responses:
         if running is not None:
             return to_json(running.body())
         return self._store.get(caller.tenant, response_id).body
+
+    def follow(self, response_id: str, caller: Caller, after: int = -1) -> Started[bytes]:
+        """GET /v1/responses/ID?stream=true: the events after the one with this sequence number, also of one
+        that is being streamed."""
+        if (caller.tenant, response_id) not in self._running:
+            self._store.get(caller.tenant, response_id)
+        return self._store.follow(caller.tenant, response_id, after + 1)
 
     def cancel(self, response_id: str, caller: Caller) -> bytes:
         """POST /v1/responses/ID/cancel: ends one that is being streamed where it is."""

@@ -6,14 +6,13 @@ All of it is bounded: bytes, streams, requests of a key that nobody reads, secon
 
 import asyncio
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from itertools import islice
 
 from ridgeline.api.answers import to_json
 from ridgeline.api.caller import Caller
 from ridgeline.api.errors import error_body
+from ridgeline.api.events import EventLog, split
 from ridgeline.api.stream import Started, event
 from ridgeline.base.errors import RequestError
 
@@ -23,56 +22,18 @@ MOST_STREAMS = 1024
 MOST_AWAY = 16  # of a key, without a reader and not over
 
 
-class _Stream:
-    """Events as they came; the oldest `first` had to make room. over: no more will come."""
+class _Stream(EventLog):
+    """The events of one, with their numbers from 1."""
 
     def __init__(self, tenant: str) -> None:
+        super().__init__()
         self.tenant = tenant
-        self.first = self.num_bytes = self.num_readers = 0
-        self.over = False
+        self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self._events: deque[bytes] = deque()
-        self._news = asyncio.Event()
 
     def add(self, event: bytes) -> int:
-        """Its bytes, with its number."""
-        numbered = b"id: %d\n%b\n\n" % (self.first + len(self._events) + 1, event)
-        self._events.append(numbered)
-        self.num_bytes += len(numbered)
-        self.wake()
-        return len(numbered)
-
-    def wake(self) -> None:
-        """Whoever waits for news looks again."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def halve(self) -> int:
-        """Let the older half go: its bytes."""
-        before = self.num_bytes
-        for _ in range(-(-len(self._events) // 2)):
-            self.num_bytes -= len(self._events.popleft())
-            self.first += 1
-        return before - self.num_bytes
-
-    async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """The events after the first `place`; all that wait at once."""
-        while True:
-            end = self.first + len(self._events)
-            if not self.first <= place <= end:
-                raise RequestError(
-                    f"from: events {self.first + 1} to {end} of this stream are there", param="from",
-                    code="stream_gone", status=410,
-                )  # fmt: skip
-            if place < end:
-                waiting = b"".join(islice(self._events, place - self.first, None))
-                place = end
-                yield waiting
-            elif self.over:
-                return
-            else:
-                await self._news.wait()
+        return super().add(b"id: %d\n%b" % (self.end + 1, event))
 
 
 class Streams:
@@ -133,14 +94,12 @@ class Streams:
         try:
             async with aclosing(events):
                 async for body in events:
-                    for one in body.split(b"\n\n")[:-1]:
-                        self.num_bytes += stream.add(one)
+                    self.num_bytes += sum(stream.add(one) for one in split(body))
                     while self.num_bytes > self._most_bytes:
                         largest = max(self._kept.values(), key=lambda one: one.num_bytes)
                         self.num_bytes -= largest.halve()
         finally:
-            stream.over = True
-            stream.wake()
+            stream.close()
 
     async def _read(self, name: str, stream: _Stream, place: int) -> AsyncGenerator[bytes, None]:
         stream.num_readers += 1
@@ -152,10 +111,14 @@ class Streams:
                 async for body in events:
                     begun = True
                     yield body
-        except RequestError as error:
+        except LookupError:
+            gone = RequestError(
+                f"from: events {stream.first + 1} to {stream.end} of this stream are there", param="from",
+                code="stream_gone", status=410,
+            )  # fmt: skip
             if not begun:
-                raise
-            yield event(to_json(error_body(error)))
+                raise gone from None
+            yield event(to_json(error_body(gone)))
         finally:
             stream.num_readers -= 1
             if not stream.num_readers and name in self._kept:

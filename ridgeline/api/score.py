@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ridgeline.api.answers import CachedTokens, to_json
+from ridgeline.api.answers import PromptUsage, to_json
 from ridgeline.api.caller import Caller
 from ridgeline.api.job import Job
 from ridgeline.api.logprobs import FLOOR
@@ -53,16 +53,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "score"
 
 
-class ScoreUsage(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
 class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Score]
     model: str
-    usage: ScoreUsage
+    usage: PromptUsage
     object: str = "list"
 
 
@@ -76,13 +70,9 @@ async def score(api: OpenAI, body: bytes, caller: Caller | None = None) -> bytes
             raise invalid_value("pairs", f"holds {len(request.pairs)}, at most {most} are allowed")
         prompts = await asyncio.to_thread(_prompts, request.pairs, api.served)
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        job = api.job(prompts, params, clock, model, cache_salt=request.cache_salt)
-        await api.done(job, clock)
-        num = sum(len(prompt.token_ids) for prompt in prompts)
-        cached = CachedTokens(cached_tokens=sum(one.num_cached for one in job.generations))
-        return to_json(ScoreAnswer(
-            data=[_score(job, index) for index in range(len(prompts))], model=model,
-            usage=ScoreUsage(prompt_tokens=num, total_tokens=num, prompt_tokens_details=cached)))
+        job, usage = await api.read(prompts, params, clock, model, cache_salt=request.cache_salt)
+        data = [_score(job, index) for index in range(len(prompts))]
+        return to_json(ScoreAnswer(data=data, model=model, usage=usage))
 
 
 def _prompts(pairs: list[ScorePair], served: Served) -> list[Prompt]:

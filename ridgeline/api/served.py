@@ -14,7 +14,7 @@ class Served:
     """takes_priority: the engine's policy looks at a request's priority. vocab_size: token ids that a prompt
     may hold. max_request_tokens: prompt and output of one request that the KV cache can hold. defaults:
     sampling values from the model's generation_config, by field name. tool_form: how the model writes calls.
-    thinks: its chat template knows thoughts before the answer. pools: the engine makes vectors of prompts.
+    thinks: its chat template knows thoughts before the answer.
     limits: of one request.
     """
 
@@ -25,6 +25,5 @@ class Served:
     takes_priority: bool = False
     tool_form: CallFormat = HERMES
     thinks: bool = False
-    pools: bool = False
     limits: Limits = LIMITS
     defaults: Mapping[str, float] = field(default_factory=dict)

@@ -28,6 +28,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-concurrent", type=count, metavar="N", help="most requests at work at a time")
     parser.add_argument("--thinking-budget", type=zero_or(count), metavar="TOKENS",
                         help="most of one thought")
+    parser.add_argument("--admin", action="store_true",
+                        help="it may load adapters, put the engine to sleep and change its weights")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--enable-sleep-mode", action="store_true",
-        help="callers with a key may put the engine to sleep, wake it, and give it other weights",
+        help="admins may put the engine to sleep, wake it, and give it other weights",
     )
     add_config_flag(group)
     _add_access_flags(parser.add_argument_group("who may call, and with what"))
@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
     settings = ServerConfig(
         host=args.host,
         port=args.port,
-        api_keys=_keys(args),
-        reread_keys=None if args.api_key_file is None else partial(_keys, args),
+        api_keys=keys_of(args),
+        reread_keys=None if args.api_key_file is None else partial(keys_of, args),
         allowed_origins=tuple(args.allowed_origin),
         served_name=args.served_model_name,
         shutdown_s=args.shutdown_timeout,
@@ -123,14 +123,16 @@ def run(args: argparse.Namespace) -> int:
     return serve(config if logs.format == "text" else replace(config, progress=False), settings, _pages)
 
 
-def _keys(args: argparse.Namespace) -> "tuple[Key, ...]":
-    """Of the flags, the environment and, before those, the file."""
+def keys_of(args: argparse.Namespace) -> "tuple[Key, ...]":
+    """Of the flags, the environment and, before those, the file; one that is alone in all is the operator's.
+    """
     from ridgeline.base.config import api_keys
     from ridgeline.server.keys import plain, read_keys
 
     filed = [] if args.api_key_file is None else read_keys(args.api_key_file)
     given = [plain(key) for key in (*args.api_key, *api_keys())]
-    return tuple({key.digest: key for key in (*given, *filed)}.values())
+    keys = tuple({key.digest: key for key in (*given, *filed)}.values())
+    return keys if filed or len(keys) != 1 else (replace(keys[0], admin=True),)
 
 
 def _pages() -> "Sequence[BaseRoute]":

@@ -82,6 +82,7 @@ class Adapters:
         self._free = deque(range(1, slots.num_slots + 1))
         self._named: dict[str, _Seated] = {}
         self._users: Counter[int] = Counter()  # living requests by slot
+        self._num_bytes: dict[int, int] = {}  # by slot
         self._draining: set[int] = set()
         self._loading: list[_Loading] = []
         self._thread = ThreadPoolExecutor(1, "adapters")
@@ -94,6 +95,10 @@ class Adapters:
     def infos(self) -> list[Mapping[str, Any]]:
         """Of what is loaded: name, path, base, rank and bytes."""
         return [seated.info for seated in self._named.values()]
+
+    def num_bytes(self, slot: int) -> int:
+        """What a step reads of the adapter in a slot: all of it, once. 0 for an empty one."""
+        return self._num_bytes.get(slot, 0)
 
     # ---- requests
 
@@ -189,6 +194,7 @@ class Adapters:
             )
         adapter = one.reading.result()
         self._put(one.slot, adapter)
+        self._num_bytes[one.slot] = adapter.num_bytes
         if one.name in self._named:
             self.unload(one.name)
         info = {"name": one.name, "path": one.path, "rank": adapter.rank, "num_bytes": adapter.num_bytes}
@@ -200,6 +206,7 @@ class Adapters:
         for slot in [slot for slot in self._draining if not self._users[slot]]:
             self._draining.remove(slot)
             self._put(slot, None)
+            del self._num_bytes[slot]
             self._free.append(slot)
         for one in self._loading:
             if not one.slot and self._free:

@@ -187,7 +187,8 @@ def build_engine(
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
     whole_trace = records_to(trace, file, origin_of(config, capacity, targets, executor, stride, kept_bytes))
-    prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price))
+    prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price),
+                       None if adapters is None else adapters.num_bytes)  # fmt: skip
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,
@@ -298,7 +299,6 @@ def _info(
         "family": spec.family,
         "num_params": spec.num_params,
         "vocab_size": spec.vocab_size,
-        "pools": capacity.pools,
         "eos_token_ids": list(spec.eos_token_ids),
         "sampling_defaults": checkpoint.sampling_defaults,
         "max_model_len": capacity.max_model_len,

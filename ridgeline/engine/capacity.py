@@ -45,7 +45,6 @@ def decide_capacity(
         vocab_size=spec.vocab_size,
         prompt_borders=prompt_borders(spec, sizes.max_model_len),
         num_host_pages=decide_host(config, layout, free_bytes=available_bytes(), startup=startup),
-        pools=True,
     )
 
 

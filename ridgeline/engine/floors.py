@@ -6,6 +6,7 @@ choice is said once. Knows no loop.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,14 @@ class _Smallest:
     num_sampled = 1
 
 
-def prices_of(price: Price, profile: MachineProfile, key: str) -> Prices:
-    """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`)."""
+def prices_of(
+    price: Price, profile: MachineProfile, key: str, adapter_bytes: Callable[[int], int] | None = None
+) -> Prices:
+    """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`).
+    adapter_bytes: of a slot, which each step with a row of it reads."""
     table = profile.tables.get(key)
     planned = None if table is None else Estimate(price, table)
-    return Prices(step=price, request=price.request, experts=price.experts, planned=planned)
+    prices = Prices(step=price, request=price.request, experts=price.experts, planned=planned)
+    if adapter_bytes is None:
+        return prices
+    return replace(prices, adapter=lambda slot: adapter_bytes(slot) / profile.read_bytes_per_s)

@@ -43,6 +43,7 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
         row_starts=tuple(starts),
         tables=table_deltas(news),
         copies=copies_of(news),
+        adapters=tuple(set(rows.adapter[at].tolist()) - {0}) if rows.adapter.any() else (),
     )
 
 

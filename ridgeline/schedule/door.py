@@ -27,8 +27,7 @@ class Door:
     """The limits of one engine. All in tokens; prompt and output of one request together for the last two.
 
     max_model_len: the context. max_request_tokens: the most that the cache can hold of one request alone (at
-    most max_model_len). eos_token_ids: what ends a text unless ignore_eos. prompt_borders, pools: see
-    Capacity.
+    most max_model_len). eos_token_ids: what ends a text unless ignore_eos. prompt_borders: see Capacity.
     """
 
     vocab_size: int
@@ -36,7 +35,6 @@ class Door:
     max_request_tokens: int
     eos_token_ids: tuple[int, ...]
     prompt_borders: tuple[int, ...] = ()
-    pools: bool = False
 
     def check(self, new: NewRequest) -> None:
         """RequestError, with the field at fault and the numbers in its text, when the request can never
@@ -62,9 +60,6 @@ class Door:
         if params.logit_bias:
             self._check_ids(np.array(list(params.logit_bias), object), "logit_bias")
         _check_counts(params)
-        if params.pool is not None and not self.pools:
-            raise RequestError("pool: vectors of prompts are made on a CPU only: start with --device cpu",
-                               param="pool", code="unsupported")
 
     def _check_ids(self, ids: NDArray, param: str) -> None:
         wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))

@@ -17,8 +17,7 @@ class Capacity:
     num_pages counts page 0, which is never given out (the null page). num_host_pages: of an arena in host
     memory for pages of the same size, its null page too; 0 without one. prompt_borders: ascending prompt
     lengths past which cached entries are computed otherwise (rotary embeddings that scale by length); prompts
-    share a prefix only when no border lies between their lengths. pools: prompts' hidden states can be
-    asked for.
+    share a prefix only when no border lies between their lengths.
     """
 
     layout: CacheLayout
@@ -29,7 +28,6 @@ class Capacity:
     vocab_size: int
     prompt_borders: tuple[int, ...] = ()
     num_host_pages: int = 0
-    pools: bool = False
 
 
 class Executor(Protocol):

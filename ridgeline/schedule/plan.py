@@ -86,7 +86,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     SAMPLE_*; draft [R] reserved draft slots (0 without speculation), the row's last, of which the executor
     may use fewer; tokens [T] input ids, PLACEHOLDER where only the device knows. tables: one TableDelta a
     cache group. row_starts come before anything else of the step; rows whose request ended are simply given
-    to another request by a later RowStart.
+    to another request by a later RowStart. adapters: slots that the rows use, each once, 0 left out.
     """
 
     step: int
@@ -101,6 +101,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     row_starts: tuple[RowStart, ...]
     tables: tuple[TableDelta, ...]
     copies: Copies
+    adapters: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

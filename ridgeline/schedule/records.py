@@ -27,12 +27,18 @@ class Prices:
     step: the floor of a plan, or of a part of one. request: the floor of (prompt tokens, those of them that
     were cached, output tokens) alone on the machine. experts: distinct experts, over all layers, that so many
     tokens are expected to read. planned: what a step is expected to take, None where nobody can tell.
+    adapter: what the adapter of a slot adds to each step that any of its rows is in.
     """
 
     step: Callable[[StepPlan | Shape], float]
     request: Callable[[int, int, int], float]
     experts: Callable[[int], float] = lambda num_tokens: 0.0
     planned: Callable[[StepPlan], float] | None = None
+    adapter: Callable[[int], float] = lambda slot: 0.0
+
+    def adapters(self, plan: StepPlan) -> float:
+        """Seconds that the adapters of a step's rows add to it."""
+        return sum(map(self.adapter, plan.adapters))
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,9 +86,11 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
     """The record of a finished step; the executor's own plan goes before the estimate. digest: names the
     plan too."""
     plan, load, planned_s = flight.plan, flight.load, flight.planned_s
-    floor_s = None if prices is None else prices.step(_spared(plan, result) if result.shared else plan)
+    floor_s = None
+    if prices is not None:
+        floor_s = prices.step(_spared(plan, result) if result.shared else plan) + prices.adapters(plan)
     if planned_s is None and prices is not None and prices.planned is not None:
-        planned_s = prices.planned(plan)
+        planned_s = prices.planned(plan) + prices.adapters(plan)
     return StepRecord(
         step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
         prefill_tokens=plan.num_tokens - plan.num_decodes - plan.num_drafts, num_sampled=plan.num_sampled,
@@ -117,7 +125,7 @@ def prefill_share(plan: StepPlan, floor_s: float | None, prices: Prices | None) 
         return 1 - (decodes + plan.num_drafts) / plan.num_tokens
     start, count = (part[:decodes].astype(np.int64) for part in (plan.start, plan.count))
     alone = Shape(start=start, count=count, num_sampled=decodes)
-    return 1 - prices.step(alone) / floor_s
+    return 1 - (prices.step(alone) + prices.adapters(plan)) / floor_s
 
 
 def request_record(request: Request, prices: Prices | None, came: Came | None = None) -> RequestRecord:
@@ -126,6 +134,7 @@ def request_record(request: Request, prices: Prices | None, came: Came | None = 
     floor_s = None
     if prices is not None:
         floor_s = prices.request(request.num_prompt, request.num_cached, request.num_output)
+        floor_s += request.num_output * prices.adapter(request.adapter)
     return RequestRecord(
         id=request.id, choice=request.choice, priority=request.priority, tenant=request.tenant,
         num_prompt=request.num_prompt, num_cached=request.num_cached, num_output=request.num_output,

@@ -40,7 +40,7 @@ class Rows:
     end: positions that are ever fed. reserved: positions below it have a writable page. index_at: the
     computed count at which the cache manager hears of the row next. mark: the position where its next chunk
     ends at the latest, so that the state there can be kept; NO_MARK without one. slow: the row's result needs
-    more than a token appended. id, choice, num_prompt, num_cached: the request's own, as columns.
+    more than a token appended. id, choice, num_prompt, num_cached, adapter: the request's own, as columns.
     num_drafts, num_accepted: since it has the row. tokens, times_s [num_rows, room]: the known tokens by
     position, and when the output among them was committed.
     """
@@ -61,6 +61,7 @@ class Rows:
         self.slow: Bool = np.zeros(num_rows, np.bool_)
         self.choice: Long = np.zeros(num_rows, np.int64)
         self.num_cached: Long = np.zeros(num_rows, np.int64)
+        self.adapter: Long = np.zeros(num_rows, np.int64)
         self.num_drafts: Long = np.zeros(num_rows, np.int64)
         self.num_accepted: Long = np.zeros(num_rows, np.int64)
         self.id: list[str] = [""] * num_rows
@@ -93,6 +94,7 @@ class Rows:
         self.last_token[row] = request.tokens[-1]
         self.slow[row] = True
         self.choice[row], self.num_cached[row] = request.choice, request.num_cached
+        self.adapter[row] = request.adapter
         self.id[row], self.request[row] = request.id, request
         self.make_room(len(request.tokens))
         self.tokens[row, :request.num_prompt] = request.prompt
@@ -130,7 +132,7 @@ class Rows:
         self.number[row] = self.last_step[row] = -1
         self.mark[row] = NO_MARK
         for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
-                        self.reserved, self.index_at, self.num_drafts, self.num_accepted):
+                        self.reserved, self.index_at, self.num_drafts, self.num_accepted, self.adapter):
             counter[row] = 0
         self.id[row], self.request[row] = "", None
         del self.row_of[request.number]

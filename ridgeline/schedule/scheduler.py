@@ -81,7 +81,7 @@ class Scheduler:
                               "an answer: set a larger kv_cache_bytes")
         self._door = Door(vocab_size=capacity.vocab_size, max_model_len=capacity.max_model_len,
                           max_request_tokens=most, eos_token_ids=tuple(eos_token_ids),
-                          prompt_borders=capacity.prompt_borders, pools=capacity.pools)
+                          prompt_borders=capacity.prompt_borders)
         self._book = Book(rows=self._rows, manager=manager, policy=policy, door=self._door, index=cache,
                           seed=seed)
         self._memory = Memory(rows=self._rows, book=self._book, manager=manager, policy=policy,

@@ -67,13 +67,18 @@ class Access:
             await self._app(scope, receive, send_with_headers)
 
     async def _counted(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *quota.headers()]
+            await send(message)
+
         try:
             quota.enter()
         except RequestError as refusal:
-            await _refuse(scope, refusal, send)
+            await _refuse(scope, refusal, send_with_limits)
             return
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_with_limits)
         finally:
             quota.leave()
 

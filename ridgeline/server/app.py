@@ -11,7 +11,7 @@ from importlib.metadata import version
 from math import ceil
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
@@ -45,13 +45,25 @@ RETRY_S = 5.0
 _FRESH = {"cache-control": "no-store"}
 
 
+def _need_admin(request: Request) -> None:
+    """RequestError for a key that may ask and not change what is served."""
+    if not request.scope["caller"].admin:
+        raise RequestError(
+            "this API key may not change what the server serves: that needs one with admin = true in the "
+            "file of --api-key-file, or a server's only key", code="admin_needed", status=403,
+        )  # fmt: skip
+
+
+_ADMIN = [Depends(_need_admin)]
+
+
 def build_app(
     api: OpenAI, health: Health, *, keys: Keys, origins: tuple[str, ...] = (),
     pages: Sequence[BaseRoute] = (), log_prompts: bool = False, rest: Rest | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The whole server as an ASGI app. pages: routes of others. A browser sends no key, so these must hold
     nothing of clients: they, and all below their first segments, are open. log_prompts: of each request.
-    rest: what callers with a key may put to sleep; None: nobody may."""
+    rest: what admins may put to sleep; None: nobody may."""
     app = FastAPI(title="Ridgeline", version=version("ridgeline"), redirect_slashes=False)
     for kind in (RequestError, EngineDeadError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -117,10 +129,20 @@ def _add_responses(app: FastAPI, api: OpenAI) -> None:
 
     @app.get("/v1/responses/{response_id}", tags=["generate"])
     async def get_response(request: Request, response_id: str) -> Response:
-        """A response of this API key."""
-        for name in request.query_params:
-            raise unsupported(name, "a response is given whole; leave it out")
-        return _json(responses.retrieve(response_id, request.scope["caller"]))
+        """A response of this API key; with stream=true its events after the one numbered starting_after."""
+        asked, caller = dict(request.query_params), request.scope["caller"]
+        stream, after = asked.pop("stream", "false"), asked.pop("starting_after", None)
+        for name in asked:
+            raise unsupported(name, "a response is given as it is; leave it out")
+        if stream not in ("true", "false"):
+            raise invalid_value("stream", "true or false")
+        if after is not None and not _is_number(after):
+            raise invalid_value("starting_after", "the sequence number of an event, a whole number")
+        if stream == "true":
+            return EventStream(responses.follow(response_id, caller, -1 if after is None else int(after)))
+        if after is not None:
+            raise invalid_value("starting_after", "needs stream=true")
+        return _json(responses.retrieve(response_id, caller))
 
     @app.post("/v1/responses/{response_id}/cancel", tags=["generate"])
     async def cancel_response(request: Request, response_id: str) -> Response:
@@ -144,12 +166,12 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
         """One model's card."""
         return _json(to_json(api.card(name)))
 
-    @app.post("/v1/load_lora_adapter", tags=["operation"])
+    @app.post("/v1/load_lora_adapter", tags=["operation"], dependencies=_ADMIN)
     async def post_load_adapter(request: Request) -> Response:
         """Serve an adapter under a name."""
         return _json(await load_adapter(api, await _body(request, api.served.limits)))
 
-    @app.post("/v1/unload_lora_adapter", tags=["operation"])
+    @app.post("/v1/unload_lora_adapter", tags=["operation"], dependencies=_ADMIN)
     async def post_unload_adapter(request: Request) -> Response:
         """Serve an adapter no more."""
         return _json(await unload_adapter(api, await _body(request, api.served.limits)))
@@ -210,16 +232,16 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: 
 
 
 def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
-    @app.post("/sleep", tags=["operation"])
+    @app.post("/sleep", tags=["operation"], dependencies=_ADMIN)
     async def sleep(request: Request) -> Response:
-        """End what runs, then give back all memory of the cache and the weights; level is 1 or 2."""
+        """End what runs, then give back all memory of the cache and the weights; levels 1 and 2 are alike."""
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
             raise RequestError(f"level is {level:.20}; use 1 or 2", param="level", code="invalid_value")
         await rest.sleep()
-        return _json(to_json({"is_sleeping": True}))
+        return _json(to_json({"is_sleeping": True, "given_back": ["cache", "weights"]}))
 
-    @app.post("/wake_up", tags=["operation"])
+    @app.post("/wake_up", tags=["operation"], dependencies=_ADMIN)
     async def wake_up() -> Response:
         """Load the weights again, and serve."""
         await rest.wake_up()
@@ -230,7 +252,7 @@ def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
         """Whether the engine sleeps."""
         return _json(to_json({"is_sleeping": rest.state == ASLEEP}))
 
-    @app.post("/v1/ridgeline/reload", tags=["operation"])
+    @app.post("/v1/ridgeline/reload", tags=["operation"], dependencies=_ADMIN)
     async def reload(request: Request) -> Response:
         """Serve the weights of another checkpoint of the same shape, {"path": ...}."""
         asked = parse(await _body(request, limits), Reload, limits)
@@ -262,7 +284,7 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
     async def resume(request: Request, name: str) -> Response:
         """The rest of a kept stream: the events after the first `from`, or after Last-Event-ID."""
         place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
-        if not (place.isascii() and place.isdigit() and len(place) < 10):
+        if not _is_number(place):
             raise invalid_value("from", "how many events are there already, a whole number")
         try:
             rest = streams.resume(request.scope["caller"], name, int(place))
@@ -275,6 +297,10 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
         """End the request of a kept stream, and forget its events."""
         streams.end(request.scope["caller"], name)
         return _json(to_json({"id": name, "object": "ridgeline.stream", "deleted": True}))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 async def _body(request: Request, limits: Limits) -> bytes:

@@ -18,7 +18,7 @@ class ServerConfig:
     step until /health says so and the engine is given up. served_name: the model's name in the API; None: its
     own. otlp_endpoint: where spans of requests go; None: nowhere. ssl_certfile: of PEM, which turns TLS on;
     ssl_keyfile: its key, when that is not in the same file. logs: how the server and its engine log. limits:
-    of one request. sleep_mode: callers may put the engine to sleep and give it other weights.
+    of one request. sleep_mode: admins may put the engine to sleep and give it other weights.
     """
 
     host: str = "127.0.0.1"

@@ -6,6 +6,7 @@ checking one costs nothing. What a key may use is counted in `quota`.
 
 import hashlib
 import hmac
+import json
 import logging
 import re
 import secrets
@@ -35,6 +36,7 @@ class Key:
 
     priority: of which no request is sooner. thinking_budget: tokens of a thought, at most. max_concurrent:
     requests at work. A request counts once, whatever its n; tokens are those of prompts and answers.
+    admin: it may change what is served.
     """
 
     digest: str
@@ -44,6 +46,7 @@ class Key:
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     thinking_budget: int | None = None
+    admin: bool = False
 
     @property
     def tenant(self) -> str:
@@ -52,10 +55,12 @@ class Key:
 
     def as_toml(self) -> str:
         """Its table in a file of keys."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
-        lines = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
-                 for name, value in given.items()]
+        given = {name: value for name, value in asdict(self).items() if value != getattr(_NOTHING, name)}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
         return "\n".join(["[[key]]", *lines])
+
+
+_NOTHING = Key(digest="")
 
 
 class Keys:
@@ -87,7 +92,7 @@ class Keys:
         key, quota = found[0]
         caller = Caller(
             request_id=request_id, tenant=key.tenant, priority=key.priority, traceparent=trace,
-            thinking_budget=key.thinking_budget, use=Use(quota),
+            thinking_budget=key.thinking_budget, use=Use(quota), admin=key.admin,
         )  # fmt: skip
         return caller, quota
 
@@ -175,6 +180,9 @@ def _key(where: str, table: Mapping[str, Any]) -> Key:
         if known[name] == "name":
             if not isinstance(value, str) or not NAME.fullmatch(value):
                 raise ConfigError(f"{where}: name must be up to 64 letters, digits and _ . @ -")
+        elif name == "admin":
+            if not isinstance(value, bool):
+                raise ConfigError(f"{where}: admin must be true or false")
         elif type(value) is not int or value < _least(name) or value > 10**9:
             raise ConfigError(f"{where}: {name} must be a whole number, at least {_least(name)}")
     return Key(digest=digest, **values)

@@ -32,10 +32,11 @@ _LOG = logging.getLogger("ridgeline.server")
 
 
 async def listen(
-    running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket
-) -> str | None:
+    running: Running, settings: ServerConfig, pages: Sequence[BaseRoute], listener: socket.socket,
+    hung_up: asyncio.Event,
+) -> str | None:  # fmt: skip
     """Accept connections on a bound socket until SIGTERM or SIGINT, and end in order; or until the engine is
-    given up: why."""
+    given up: why. hung_up: set at each SIGHUP, maybe before, to read the keys again."""
     _check_keys(settings.api_keys, running.api.served)
     health = Health(running.client, WallClock(), settings.stall_s, running.api.live)
     keys, origins = Keys(settings.api_keys), settings.allowed_origins
@@ -56,15 +57,16 @@ async def listen(
     )
     address = url(settings.host, listener, "http" if settings.ssl_certfile is None else "https")
     greeting = banner(running, address, settings)
-    if settings.reread_keys is not None:
-        again = partial(_reread, settings.reread_keys, keys, running.api.served)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
     say = print if settings.logs.format == "text" else _LOG.info
     server = _Server(options, partial(say, greeting))
     tasks = [
         asyncio.create_task(health.watch()),
         asyncio.create_task(_end_on_signal(server, running, settings.shutdown_s)),
     ]
+    if settings.reread_keys is not None:
+        tasks.append(asyncio.create_task(
+            _reread(hung_up, settings.reread_keys, keys, running.api.served)
+        ))  # fmt: skip
     losing = asyncio.create_task(_end_on_loss(server, running))
     gc.collect()
     gc.freeze()  # what is there now stays: a collection need not walk it while streams wait
@@ -87,15 +89,20 @@ def _check_keys(keys: Sequence[Key], served: Served) -> None:
                           "leave it out")
 
 
-def _reread(read: Callable[[], tuple[Key, ...]], keys: Keys, served: Served) -> None:
-    try:
-        fresh = read()
-        _check_keys(fresh, served)
-    except ConfigError as error:
-        _LOG.error("the API keys stay as they were: %s", error)
-    else:
-        keys.replace(fresh)
-        _LOG.info("%d API keys from now on", len(fresh))
+async def _reread(
+    hung_up: asyncio.Event, read: Callable[[], tuple[Key, ...]], keys: Keys, served: Served
+) -> None:
+    """The keys as they are read now, whenever asked for."""
+    while await hung_up.wait():
+        hung_up.clear()
+        try:
+            fresh = read()
+            _check_keys(fresh, served)
+        except ConfigError as error:
+            _LOG.error("the API keys stay as they were: %s", error)
+        else:
+            keys.replace(fresh)
+            _LOG.info("%d API keys from now on", len(fresh))
 
 
 class _Server(uvicorn.Server):

@@ -4,6 +4,7 @@ A minute's worth may be used in one go and flows back evenly. A request starts w
 it takes beyond is a debt that those after it wait for: so the mean holds, and no request is impossible.
 """
 
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 from ridgeline.base.clock import Clock
@@ -24,19 +25,30 @@ class Bucket:
         self._clock = clock
         self._level, self._at_s = float(per_minute or 0), clock.now()
 
-    def wait_s(self) -> float:
-        """Seconds until one is there; 0.0 when it is."""
+    def wait_s(self, amount: float = 1.0) -> float:
+        """Seconds until so many are there; 0.0 when they are."""
         if self._per_minute is None:
             return 0.0
         now = self._clock.now()
         rate = self._per_minute / 60
         self._level = min(float(self._per_minute), self._level + (now - self._at_s) * rate)
         self._at_s = now
-        return max(0.0, (1.0 - self._level) / rate)
+        return max(0.0, (amount - self._level) / rate)
 
     def spend(self, amount: int) -> None:
         """Take some, beyond what is there too."""
         self._level -= amount
+
+    def told(self, kind: str) -> list[tuple[bytes, bytes]]:
+        """OpenAI's headers of a limit: a minute's worth, whole ones that are left, and the time until all of
+        it has flowed back. None where there is no limit."""
+        if self._per_minute is None:
+            return []
+        reset_s = self.wait_s(self._per_minute)
+        values = {"limit": self._per_minute, "remaining": max(0, floor(self._level)),
+                  "reset": _duration(reset_s)}  # fmt: skip
+        return [(f"x-ratelimit-{what}-{kind}".encode(), str(value).encode())
+                for what, value in values.items()]
 
 
 class Quota:
@@ -65,6 +77,10 @@ class Quota:
         """A request that came in is over."""
         self._num_active -= 1
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left of the key's limits now, as OpenAI tells it."""
+        return [*self._requests.told("requests"), *self._tokens.told("tokens")]
+
     def check_tokens(self) -> None:
         """Raises RequestError, status 429, while no token is left."""
         if wait_s := self._tokens.wait_s():
@@ -78,3 +94,12 @@ class Quota:
         self._limited[kind] += 1
         return RequestError(f"this API key may {may}; come again in {wait_s:.1f} s", status=429,
                             retry_after_s=wait_s)
+
+
+def _duration(seconds: float) -> str:
+    """As Go writes durations, and OpenAI with it: "6m0s", "1.5s", "20ms"."""
+    thousandths = ceil(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    if thousandths < 1000:
+        return f"{thousandths}ms" if thousandths else "0s"
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"

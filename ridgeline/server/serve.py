@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import ssl
 import sys
@@ -53,6 +54,9 @@ async def _serve(
     config: EngineConfig, settings: ServerConfig, pages: Pages, listener: socket.socket,
     exporter: "SpanProcessor | None", engine: str,
 ) -> str | None:  # fmt: skip
+    hung_up = asyncio.Event()
+    if settings.reread_keys is not None:  # from here on SIGHUP ends nothing; `listen` looks at it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     http = asyncio.create_task(asyncio.to_thread(import_module, "ridgeline.server.listen"))
     made = asyncio.create_task(asyncio.to_thread(pages))
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
@@ -64,7 +68,9 @@ async def _serve(
         if spans is not None:
             running.api.listeners.append(spans.ended)
         try:
-            lost: str | None = await (await http).listen(running, settings, await made, listener)
+            lost: str | None = await (await http).listen(
+                running, settings, await made, listener, hung_up
+            )
         finally:
             if spans is not None:
                 await asyncio.to_thread(spans.close)

@@ -120,6 +120,5 @@ def _served(
         defaults=checkpoint.sampling_defaults,
         tool_form=format_of(templates),
         thinks=thinks(templates),
-        pools=info["pools"],
         limits=limits,
     )

@@ -20,10 +20,12 @@ from ridgeline.engine.floors import machine_profile, profile_name, step_key
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native
 from ridgeline.ledger.profile import StepTable, load_profile, profile_path, save_profile
+from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.schedule.request import NewRequest
 from ridgeline.sim.replay import read_origin, read_recorded, replay
 from ridgeline.sim.retimed import retime
 from ridgeline.spec.sampling import SamplingParams
+from tests.adapters.made import adapter_folder
 from tests.engine.tiny import tiny_folder
 
 TABLE = StepTable(rows=(1, 2), row_s=(3.0, 4.0), context=0, chunk=(2, 64), chunk_s=(5.0, 6.0))
@@ -73,6 +75,41 @@ def test_every_record_has_a_floor_below_what_was_measured(tmp_path: Path) -> Non
     assert list(read_trace(file)) == sorted([*trace.steps, *trace.requests], key=list(read_trace(file)).index)
     header = file.read_text().partition("\n")[0]
     assert engine.profile.name in header and "float32_flops_per_s" in header
+
+
+def test_floors_count_the_adapters_that_a_step_reads(tmp_path: Path) -> None:
+    """Each of them once, whatever rows have it; a step of the base model alone reads none."""
+    spec = open_checkpoint(tiny_folder(tmp_path / "model", tokenizer=False), load_format="dummy").spec
+    lora = [(name, str(adapter_folder(tmp_path / name, spec, rank=rank)))
+            for name, rank in (("a", 2), ("b", 8))]
+    trace = RingTrace()
+    engine = tiny_engine(tmp_path, trace, lora=lora)
+    adapters = engine.adapters
+    assert adapters is not None
+    each_s = {info["name"]: info["num_bytes"] / engine.profile.read_bytes_per_s for info in adapters.infos}
+    assert 0 < each_s["a"] < each_s["b"]
+
+    def floors(*names: str) -> tuple[float, float]:
+        """Of the first step, and of the first request."""
+        first = len(trace.steps)
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        for number, name in enumerate(names):
+            prompt = np.arange(20, dtype=np.int32) + len(trace.requests) + 20 * number
+            new = NewRequest(id=str(number), prompt=prompt, params=params)
+            engine.loop.add(adapters.seat(new, name) if name else new)
+        while engine.loop.has_work():
+            engine.loop.step()
+        step = trace.steps[first]
+        request = next(one for one in reversed(trace.requests) if one.id == "0")
+        assert step.floor_s and request.floor_s
+        return step.floor_s, request.floor_s
+
+    base_s, request_s = floors("", "")
+    for other, beyond_s in (("", 0.0), ("a", 0.0), ("b", each_s["b"])):
+        step_s, own_s = floors("a", other)
+        assert step_s - base_s == pytest.approx(each_s["a"] + beyond_s)
+        assert own_s - request_s == pytest.approx(3 * each_s["a"])
+    engine.close()
 
 
 def test_a_recorded_trace_replays_in_the_simulator(tmp_path: Path) -> None:

@@ -154,8 +154,7 @@ class Tiny:
         return Capacity(
             layout=plan_layout(self.spec.cache(4), block_tokens=setup.block_tokens),
             num_pages=setup.num_pages, num_rows=setup.num_rows, max_step_tokens=setup.max_step_tokens,
-            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages,
-            pools=True)
+            max_model_len=160, vocab_size=self.spec.vocab_size, num_host_pages=setup.num_host_pages)
 
     def _drafter(self, setup: Setup, capacity: Capacity) -> Drafter:
         texts = Texts()

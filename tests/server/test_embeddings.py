@@ -3,18 +3,13 @@ and refusals.
 """
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ridgeline.api.embeddings import embeddings
-from ridgeline.base.errors import RequestError
-from tests.server.fake import fake_api
 from tests.server.process import Server
 
-pytestmark = pytest.mark.anyio
 M = "SmolLM2-135M-Instruct"
 TEXTS = ["The cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose by 2 %.", "x"]
 
@@ -51,10 +46,3 @@ def test_both_encodings_hold_the_same_numbers(server: Server) -> None:
 ])  # fmt: skip
 def test_refusals(server: Server, change: dict[str, Any], param: str, status: int) -> None:
     assert server.refused("/v1/embeddings", {"model": M, "input": "a"} | change, status)["param"] == param
-
-
-async def test_an_engine_that_makes_none_says_so() -> None:
-    api, _ = fake_api()
-    api.served = replace(api.served, pools=False)
-    with pytest.raises(RequestError, match="CPU"):
-        await embeddings(api, b'{"input": "a"}')

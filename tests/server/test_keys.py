@@ -1,6 +1,7 @@
 """Protects what a key may use: a minute's worth that flows back, a debt that is paid, requests at once;
 refusals in each dialect's form, that cost nobody else anything; and files that hold digests alone."""
 
+import argparse
 import asyncio
 import io
 import json
@@ -17,6 +18,7 @@ from ridgeline.api.openai import OpenAI
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import ConfigError, RequestError
 from ridgeline.cli import main
+from ridgeline.commands import serve
 from ridgeline.frontend.files import text_from_gguf
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
@@ -126,6 +128,29 @@ async def test_tokens_of_prompts_and_answers_count(stream: bool) -> None:
     assert (await _ask(app, "a", body=body)).status == 200
 
 
+def _limits(got: Got) -> dict[str, str]:
+    begin = "x-ratelimit-"
+    return {name.removeprefix(begin): value for name, value in got.headers.items() if name.startswith(begin)}
+
+
+async def test_answers_tell_what_is_left() -> None:
+    """By OpenAI's headers, on the refusal too; a limit that a key has not is not told."""
+    clock = VirtualClock()
+    app, _, _ = _app(clock, requests_per_minute=2, tokens_per_minute=1000)
+    body = json.dumps({"prompt": [5] * 40, "max_tokens": 2}).encode()
+    assert _limits(await _ask(app, "a", body=body)) == {
+        "limit-requests": "2", "remaining-requests": "1", "reset-requests": "30s",
+        "limit-tokens": "1000", "remaining-tokens": "958", "reset-tokens": "2.52s"}
+    clock.advance_to(2.51)
+    refused = [_limits(await _ask(app, "a", body=b"{}")) for _ in range(2)]
+    assert [one["reset-requests"] for one in refused] == ["57.49s", "57.49s"]
+    assert refused[1]["remaining-requests"] == "0" and refused[1]["reset-tokens"] == "10ms"
+    assert not _limits(await _ask(app, "b"))
+    few, _, _ = _app(clock, requests_per_minute=1)
+    assert _limits(await _ask(few, "a")) == {
+        "limit-requests": "1", "remaining-requests": "0", "reset-requests": "1m0s"}
+
+
 async def test_many_at_once_cannot_share_one_last_token() -> None:
     """All pass the door before any prompt is counted: the count itself refuses."""
     app, api, engine = _app(VirtualClock(), tokens_per_minute=5)
@@ -177,6 +202,28 @@ async def test_a_thought_keeps_to_the_smaller_budget(asked: int | None, cap: int
     assert (f"max_tokens={holds}]" in grammar) == (holds > 0) and "thoughts" in grammar
 
 
+@pytest.mark.parametrize(("words", "may"), [
+    ([], [403, 200]), (["--api-key", "aa"], [200]), (["--api-key", "aa", "--api-key", "bb"], [403, 403]),
+])  # fmt: skip
+async def test_only_admins_change_what_is_served(words: list[str], may: list[int], tmp_path: Path) -> None:
+    """Loading an adapter: by a key whose table says so, or by the only one that the command line gives."""
+    if not words:
+        path = tmp_path / "keys.toml"
+        path.write_text('[[key]]\nkey = "aa"\n[[key]]\nkey = "bb"\nadmin = true\n')
+        words = ["--api-key-file", str(path)]
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    api, engine = fake_api()
+    keys = Keys(serve.keys_of(parser.parse_args(words)))
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keys)
+    for key, status in zip(("aa", "bb"), may, strict=False):
+        got = await _ask(app, key, "/v1/load_lora_adapter", b'{"lora_name": "x", "lora_path": "y"}')
+        assert got.status == status, got.body
+        if status == 403:
+            error = got.json["error"]
+            assert error["code"] == "admin_needed" and "admin = true" in error["message"]
+
+
 # ---- files and the command
 
 TOML = """
@@ -188,6 +235,7 @@ requests_per_minute = 60
 tokens_per_minute = 100_000
 max_concurrent = 4
 thinking_budget = 0
+admin = true
 
 [[key]]  # no limits
 key = "as-it-is"
@@ -201,7 +249,7 @@ def test_a_file_in_toml(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         anna, bare = read_keys(path)
     assert anna == Key(digest=digest_of(b"secret"), name="anna", priority=-5, requests_per_minute=60,
-                       tokens_per_minute=100_000, max_concurrent=4, thinking_budget=0)
+                       tokens_per_minute=100_000, max_concurrent=4, thinking_budget=0, admin=True)
     assert bare == plain("as-it-is") and bare.tenant in bare.digest and anna.tenant == "anna"
     (warning,) = caplog.messages
     assert "ridgeline key hash" in warning and "holds 1 API keys" in warning and "as-it-is" not in warning
@@ -220,6 +268,7 @@ def test_lines_may_hold_digests(tmp_path: Path, caplog: pytest.LogCaptureFixture
     ('[[key]]\nkey = "hush"\nmax_concurrent = 0', "at least 1"),
     ('[[key]]\nkey = "hush"\nmax_concurrent = true', "whole number"),
     ('[[key]]\nkey = "hush"\ntokens_per_minute = 1.5', "whole number"),
+    ('[[key]]\nkey = "hush"\nadmin = 1', "true or false"),
     ('[[key]]\nkey = "hush"\nname = "a b"', "name must be"),
     ('[[key]]\nkey = "hush hush"', "without spaces"),
     ('[[key]]\nname = "a"', "either key or digest"),
@@ -243,7 +292,8 @@ def test_the_command_makes_a_table_that_the_file_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The key goes to the terminal alone; what goes into the file cannot be turned back into it."""
-    words = ["--name", "anna", "--tokens-per-minute", "100k", "--thinking-budget", "0", "--priority", "-1"]
+    words = ["--name", "anna", "--tokens-per-minute", "100k", "--thinking-budget", "0", "--priority", "-1",
+             "--admin"]
     assert main(["key", "new", *words]) == 0
     said = capsys.readouterr()
     key = said.err.split()[-1]
@@ -251,7 +301,7 @@ def test_the_command_makes_a_table_that_the_file_takes(
     path.write_text(said.out)
     assert key not in said.out and len(key) > 40 and tomllib.loads(said.out)["key"][0]["name"] == "anna"
     assert read_keys(path) == [replace(plain(key), name="anna", tokens_per_minute=100 * 1024,
-                                       thinking_budget=0, priority=-1)]
+                                       thinking_budget=0, priority=-1, admin=True)]
     assert len({new_key() for _ in range(100)}) == 100
 
 

@@ -39,8 +39,10 @@ async def _listening(**settings: Any) -> AsyncIterator[tuple[str, Any]]:
     """The address of a server around a stand-in, and the stand-in; ends it by SIGTERM."""
     api, engine = fake_api()
     running = Running(api=api, client=engine, info=INFO, seconds={"total": 1.0})  # type: ignore[arg-type]
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     with bound("127.0.0.1", 0) as listener:
-        task = asyncio.create_task(listen(running, ServerConfig(**settings), (), listener))
+        task = asyncio.create_task(listen(running, ServerConfig(**settings), (), listener, hung_up))
         scheme = "https" if settings.get("ssl_certfile") else "http"
         try:
             yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", engine
@@ -146,13 +148,33 @@ async def test_keys_are_read_again_at_sighup(caplog: pytest.LogCaptureFixture) -
     assert "the API keys stay as they were: it holds no API key" in caplog.text
 
 
+def test_a_sighup_while_the_model_loads_is_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends nothing: the keys are read again once there is a server that has them."""
+    api, engine = fake_api()
+    running = Running(api=api, client=engine, info=INFO, seconds={"total": 1.0})  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def loading(*_: Any, **__: Any) -> AsyncIterator[Running]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+        yield running
+
+    def read() -> tuple[Key, ...]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return (plain("new"),)
+
+    monkeypatch.setattr("ridgeline.server.serve.start", loading)
+    settings = ServerConfig(port=0, api_keys=(plain("old"),), reread_keys=read)
+    assert serve(EngineConfig(), settings, tuple) == 0
+
+
 async def test_a_budget_that_no_token_ends_is_refused_at_the_start() -> None:
     api, engine = fake_api()
     api.served = replace(api.served, thinks=True)
     running = Running(api=api, client=engine, info=INFO, seconds={"total": 1.0})  # type: ignore[arg-type]
     settings = ServerConfig(api_keys=(replace(plain("a"), thinking_budget=5),))
     with bound("127.0.0.1", 0) as listener, pytest.raises(ConfigError, match="thinking_budget"):
-        await listen(running, settings, (), listener)
+        await listen(running, settings, (), listener, asyncio.Event())
 
 
 def test_wrong_certificates_are_told_at_the_start(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 events, the bound of the store and the refusals.
 """
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import jsonschema
@@ -13,7 +15,12 @@ from ridgeline.api.caller import Caller
 from ridgeline.api.responses import Responses
 from ridgeline.api.responses_store import ResponseStore, Stored
 from ridgeline.api.stream import Started
+from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import RequestError
+from ridgeline.server.app import build_app
+from ridgeline.server.health import Health
+from ridgeline.server.keys import Keys
+from tests.server.asgi import call
 from tests.server.fake import fake_api
 from tests.server.process import Server
 from tests.server.test_messages import CALL, thinking_api
@@ -34,12 +41,17 @@ async def _whole(responses: Responses, **fields: Any) -> Any:
 async def _events(responses: Responses, **fields: Any) -> list[Any]:
     reply = await responses.create(json.dumps({"input": "hi", "stream": True} | fields).encode())
     assert isinstance(reply, Started)
+    events = _parsed(b"".join([part async for part in reply]))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def _parsed(body: bytes) -> list[Any]:
     events = []
-    for text in b"".join([part async for part in reply]).decode().split("\n\n")[:-1]:
+    for text in body.decode().split("\n\n")[:-1]:
         name, data = text.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
 
@@ -123,6 +135,68 @@ def test_the_store_makes_room_at_the_cost_of_who_holds_most() -> None:
     assert store.get("small", "s").body and store.get("large", "l5").body
 
 
+async def test_a_stream_is_followed_while_it_runs() -> None:
+    """Whoever follows gets what the stream has told and what it tells yet, and only with its own key."""
+    responses, me = Responses(fake_api("a longer answer")[0]), Caller(tenant="me")
+    reply = await responses.create(b'{"input": "hi", "stream": true}', me)
+    assert isinstance(reply, Started)
+    (created, *_) = _parsed(reply.first)
+    identity = created["response"]["id"]
+
+    async def followed(after: int) -> bytes:
+        return b"".join([part async for part in responses.follow(identity, me, after)])
+
+    early = [asyncio.create_task(followed(after)) for after in (-1, 0, 1)]
+    events = _parsed(b"".join([part async for part in reply]))
+    assert len(events) > 10
+    assert [_parsed(await task) for task in early] == [events[after + 1:] for after in (-1, 0, 1)]
+    with pytest.raises(RequestError) as refused:
+        responses.follow(identity, Caller(tenant="other"))
+    assert refused.value.status == 404
+
+
+async def test_the_events_of_a_stored_response_over_http() -> None:
+    """From after any of them; refused: wrong numbers, odd queries, a response that was not streamed."""
+    api, engine = fake_api("yes")
+    app = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys())
+    events = _parsed((await call(app, "POST", "/v1/responses", b'{"input": "hi", "stream": true}')).body)
+    path = f"/v1/responses/{events[0]['response']['id']}"
+    for after in range(len(events)):
+        got = await call(app, "GET", f"{path}?stream=true&starting_after={after}")
+        assert got.status == 200 and _parsed(got.body) == events[after + 1:]
+    for query, param in ((f"stream=true&starting_after={len(events)}", "starting_after"),
+                         ("stream=true&starting_after=-1", "starting_after"), ("stream=1", "stream"),
+                         ("starting_after=1", "starting_after"), ("include=x", "include")):
+        got = await call(app, "GET", f"{path}?{query}")
+        assert got.status == 400 and got.json["error"]["param"] == param
+    assert (await call(app, "GET", "/v1/responses/resp_x?stream=true")).status == 404
+    made = await call(app, "POST", "/v1/responses", b'{"input": "hi"}')
+    got = await call(app, "GET", f"/v1/responses/{made.json['id']}?stream=true")
+    assert got.status == 400 and got.json["error"]["code"] == "events_not_kept"
+
+
+async def test_events_are_bounded_and_end_with_their_request() -> None:
+    """Events that had to make room are told to be gone, and who follows a request that is given up ends."""
+    store = ResponseStore(most_bytes=100)
+
+    async def some(number: int) -> AsyncGenerator[bytes, None]:
+        for _ in range(number):
+            yield b"data: 12345678901234\n\n"
+
+    for name in ("a", "b"):
+        async for _ in store.log("me", name, await Started.of(some(3))):
+            pass
+    with pytest.raises(RequestError) as refused:
+        store.follow("me", "a", 0)
+    assert refused.value.code == "events_not_kept"
+    assert b"".join([part async for part in store.follow("me", "b", 2)]) == b"data: 12345678901234\n\n"
+    left = store.log("me", "c", await Started.of(some(3)))
+    await anext(left)
+    following = store.follow("me", "c", 1)
+    await left.aclose()
+    assert b'"code":"events_gone"' in b"".join([part async for part in following])
+
+
 @pytest.mark.parametrize("fields, param", [
     ({"background": True}, "background"), ({"max_tokens": 4}, "max_tokens"),
     ({"truncation": "auto"}, "truncation"),
@@ -197,4 +271,5 @@ def test_a_stream_is_seen_and_cancelled_from_beside(server: Server) -> None:
     assert client.retrieve(identity).status == "cancelled"
     with pytest.raises(openai.BadRequestError):
         client.cancel(identity)
-    assert server.http.get(f"/v1/responses/{identity}?stream=true").status_code == 400
+    rest = list(client.retrieve(identity, stream=True, starting_after=2))
+    assert rest == events[3:], "what was told is told again"

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ridgeline.frontend.client import EngineClient
 from ridgeline.models.resolve import open_model
 from ridgeline.server.app import build_app
 from ridgeline.server.health import Health
+from ridgeline.server.keys import plain
 from ridgeline.server.rest import Rest
 from tests.engine.weights import saved_folder
 from tests.server.asgi import call
@@ -57,8 +59,8 @@ class Setting:
         self.rest = Rest(Keeper(self.engine), self.api.admission, config,  # type: ignore[arg-type]
                          open_model(str(folder), load_format="dummy").spec, self.launch)
         health = Health(self.engine, VirtualClock(), 30.0)  # type: ignore[arg-type]
-        self.app: ASGIApp = build_app(self.api, health, rest=self.rest,
-                                      keys=keyring(*options.pop("keys", ())), **options)
+        self.keys = keyring(*options.pop("keys", ()))
+        self.app: ASGIApp = build_app(self.api, health, rest=self.rest, keys=self.keys, **options)
 
     async def launch(self, config: EngineConfig) -> EngineClient:
         self.started.append(config.model)
@@ -80,7 +82,9 @@ def folder(tmp_path: Path) -> Path:
 async def test_asleep_and_awake_again(folder: Path) -> None:
     setting = Setting(folder)
     assert await setting.status("POST", "/v1/chat/completions", CHAT) == 200
-    assert await setting.status("POST", "/sleep?level=2") == 200
+    for level in (1, 2):  # alike, and the second time it sleeps already
+        got = await call(setting.app, "POST", f"/sleep?level={level}")
+        assert got.json == {"is_sleeping": True, "given_back": ["cache", "weights"]}
     assert (await call(setting.app, "GET", "/is_sleeping")).json == {"is_sleeping": True}
     health, ready = [await call(setting.app, "GET", path) for path in ("/health", "/ready")]
     assert (health.status, health.json, ready.status) == (200, {"status": "asleep"}, 503)
@@ -140,13 +144,17 @@ async def test_other_weights(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_only_where_it_is_enabled_and_with_a_key(folder: Path) -> None:
     api, engine = fake_api()
-    plain = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring())  # type: ignore[arg-type]
+    bare = build_app(api, Health(engine, VirtualClock(), 30.0), keys=keyring())  # type: ignore[arg-type]
     setting = Setting(folder, keys=("secret",))
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"),
                          ("POST", "/v1/ridgeline/reload")):
-        assert (await call(plain, method, path, b"{}")).status == 404
+        assert (await call(bare, method, path, b"{}")).status == 404
         assert (await call(setting.app, method, path, b"{}")).status == 401
+        got = await call(setting.app, method, path, b"{}", {"authorization": "Bearer secret"})
+        assert got.status == (200 if method == "GET" else 403), "a key alone may only look"
+    assert got.json["error"]["code"] == "admin_needed"
     assert setting.rest.state == "awake"
+    setting.keys.replace([replace(plain("secret"), admin=True)])
     key = {"authorization": "Bearer secret"}
     got = await call(setting.app, "POST", "/sleep?level=0", headers=key)
     assert got.status == 400 and got.json["error"]["param"] == "level"
