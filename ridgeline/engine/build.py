@@ -187,8 +187,7 @@ def build_engine(
     )  # fmt: skip
     say_largest_request(scheduler.max_request_tokens, capacity, startup)
     whole_trace = records_to(trace, file, origin_of(config, capacity, targets, executor, stride, kept_bytes))
-    prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price),
-                       None if adapters is None else adapters.num_bytes)  # fmt: skip
+    prices = prices_of(price, profile, step_key(checkpoint.spec, numerics.name, price), adapters)
     return Engine(
         name=checkpoint.name, checkpoint=checkpoint, spec=checkpoint.spec,
         numerics=numerics.name, capacity=capacity, account=bill, profile=profile,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.machine import machine_name
 from ridgeline.engine.probe import QUICK, probe_gpu, probe_machine
 from ridgeline.engine.startup import Startup
@@ -118,13 +119,13 @@ class _Smallest:
 
 
 def prices_of(
-    price: Price, profile: MachineProfile, key: str, adapter_bytes: Callable[[int], int] | None = None
+    price: Price, profile: MachineProfile, key: str, adapters: Adapters | None = None
 ) -> Prices:
-    """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`).
-    adapter_bytes: of a slot, which each step with a row of it reads."""
+    """Floors, and expected times where the profile has this model's steps (`ridgeline bench probe`). A step
+    reads each adapter of its rows once."""
     table = profile.tables.get(key)
     planned = None if table is None else Estimate(price, table)
     prices = Prices(step=price, request=price.request, experts=price.experts, planned=planned)
-    if adapter_bytes is None:
+    if adapters is None:
         return prices
-    return replace(prices, adapter=lambda slot: adapter_bytes(slot) / profile.read_bytes_per_s)
+    return replace(prices, adapter=lambda slot: adapters.num_bytes(slot) / profile.read_bytes_per_s)

@@ -15,6 +15,7 @@ from tests.server.process import Server, serving
 from tests.server.tiny import tiny_folder
 
 BLOCK = 16
+MODEL = "SmolLM2-135M-Instruct"
 
 
 def _ids(length: int, start: int = 0) -> list[int]:
@@ -140,6 +141,44 @@ def test_c18_what_can_never_fit_delays_nobody(tight: Server) -> None:
         answer["choices"][0]["finish_reason"] == "length"
         and 200 <= answer["usage"]["completion_tokens"] <= 212
     )
+    tight.idle()
+
+
+def test_c18_neighbours_at_the_border(tight: Server) -> None:
+    """One token less fits, alone and as a second prompt; one more is refused on every route, by the name that
+    the field has there, and takes nothing from the prompts that came with it."""
+    most = [7] * 511
+    for prompt in (most, [[5], most]):
+        answer = tight.complete(prompt, max_tokens=4, ignore_eos=True)
+        assert answer["choices"][-1]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == (1 if prompt is most else 5)
+    text = "word " * 600
+    turn = [{"role": "user", "content": text}]
+    for path, body, param in (
+        ("/v1/completions", {"prompt": [7] * 512}, "prompt"),
+        ("/v1/completions", {"prompt": [[5], [7] * 512], "stream": True}, "prompt"),
+        ("/v1/chat/completions", {"messages": turn, "stream": True}, "messages"),
+        ("/v1/messages", {"model": "m", "messages": turn, "max_tokens": 4}, "messages"),
+        ("/v1/responses", {"input": text}, "input"),
+        ("/v1/embeddings", {"input": text}, "input"),
+        ("/v1/score", {"pairs": [{"context": "a", "continuation": " b"},
+                                 {"context": text, "continuation": "a"}]}, "pairs[1]"),
+    ):  # fmt: skip
+        began = time.monotonic()
+        error = tight.post(path, body | ({"model": MODEL} if "model" in body else {})).json()["error"]
+        assert error["code"] == "kv_cache_exceeded" and "512" in error["message"], (path, error)
+        assert error["param"].startswith(param) and time.monotonic() - began < 2
+    tight.idle()
+
+
+@pytest.mark.soak
+def test_c18_choices_that_fit_alone_and_not_together(tight: Server) -> None:
+    """Four choices of one prompt need more than there is: each has all its tokens, others are served too."""
+    with ThreadPoolExecutor(2) as pool:
+        wide = pool.submit(tight.complete, _ids(200), n=4, max_tokens=120, ignore_eos=True, temperature=1.0,
+                           seed=1)
+        assert tight.chat("Say 1.", max_tokens=4)["usage"]["completion_tokens"]
+        assert wide.result()["usage"]["completion_tokens"] == 4 * 120
     tight.idle()
 
 

@@ -45,16 +45,21 @@ def test_c12_usage_in_one_last_chunk(server: Server, path: str) -> None:
 
 async def _open_stream(server: Server, index: int) -> Any:
     """A raw connection that has received its first event."""
+    body = {"prompt": [5 + index, 6], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    return await _opened(server, "/v1/completions", body)
+
+
+async def _opened(server: Server, path: str, fields: dict[str, Any], until: bytes = b"data: {") -> Any:
+    """A raw connection that has asked, and has received something; nothing where that is empty."""
     where = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    body = json.dumps(
-        {"prompt": [5 + index, 6], "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    ).encode()
+    body = json.dumps(fields).encode()
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(body) + body
+        b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
     )
-    await reader.readuntil(b"data: {")
+    if until:
+        await reader.readuntil(until)
     return writer
 
 
@@ -73,6 +78,38 @@ async def test_c13_all_clients_vanish_at_once(server: Server, hard: bool) -> Non
     after = server.metrics()
     assert before["vllm:generation_tokens_total"] == after["vllm:generation_tokens_total"]
     assert before["ridgeline:engine_steps_total"] == after["ridgeline:engine_steps_total"]
+
+
+TURNS = [{"role": "user", "content": "Count to a thousand."}]
+LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": TURNS, "max_tokens": 2000, "n": 3, "ignore_eos": True}),
+    ("/v1/chat/completions", {"messages": TURNS, "max_tokens": 2000,
+                              "response_format": {"type": "json_schema", "json_schema": {
+                                  "name": "a", "schema": {"type": "array", "items": {"type": "integer"},
+                                                          "minItems": 500}}}}),
+    ("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 2000, "ignore_eos": True, "echo": True,
+                         "logprobs": 2}),
+    ("/v1/messages", {"model": "SmolLM2-135M-Instruct", "messages": TURNS, "max_tokens": 2000}),
+    ("/v1/responses", {"input": "Count to a thousand.", "max_output_tokens": 2000}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["streaming", "before the first event", "unstreamed"])
+async def test_c13_clients_of_every_dialect_vanish(server: Server, when: str) -> None:
+    """With several choices and prompts, with a grammar, in other dialects; in the middle of a stream, while
+    the prompt waits, and while an answer that is sent whole is made."""
+    bodies = [(path, body | ({} if when == "unstreamed" else {"stream": True})) for path, body in LONG]
+    until = b"data: {" if when == "streaming" else b""
+    writers = await asyncio.gather(*(_opened(server, path, body, until) for path, body in bodies))
+    if when != "streaming":
+        await asyncio.sleep(0.05)
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.to_thread(server.idle, 5.0)
+    before = server.metrics()
+    await asyncio.sleep(0.3)
+    assert before["ridgeline:engine_steps_total"] == server.metrics()["ridgeline:engine_steps_total"]
+    server.probe()
 
 
 def test_c13_the_first_token_histogram_tells_the_truth(server: Server) -> None:
