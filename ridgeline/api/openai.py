@@ -170,7 +170,7 @@ class OpenAI:
             self.served.text.need_tokenizer("response_format")
         if request.priority and not self.served.takes_priority:
             raise unsupported(
-                "priority", "requests are taken as they come here; start with --policy priority"
+                "priority", "requests are taken as they come here; start with --policy priority or slo"
             )
 
     def job(

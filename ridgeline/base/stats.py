@@ -113,15 +113,18 @@ class LittleLaw:
         self._number_s += self._number * (now - self._number_since_s)
         self._number, self._number_since_s = count, now
 
-    def report(self, now: float) -> Mapping[str, float]:
+    def report(self, now: float, inside_s: float | None = None) -> Mapping[str, float]:
         """{"window_s", "arrival_rate", "time_in_system_s", "num_in_system", "difference"}.
 
+        inside_s: the number's integral over time, where others have counted it and number() was not told.
         difference: by which share the mean number differs from rate times time; 0 before anybody came.
         """
         window_s = max(now - self._started_s, 1e-9)
         spent_s = self._spent_s + len(self._inside) * now - sum(self._inside.values())
         rate, time_s = self._num_arrived / window_s, spent_s / max(self._num_arrived, 1)
-        number = (self._number_s + self._number * (now - self._number_since_s)) / window_s
+        if inside_s is None:
+            inside_s = self._number_s + self._number * (now - self._number_since_s)
+        number = inside_s / window_s
         expected = rate * time_s
         return {"window_s": window_s, "arrival_rate": rate, "time_in_system_s": time_s,
                 "num_in_system": number, "difference": number / expected - 1 if expected else 0.0}

@@ -16,6 +16,14 @@ def _number(request: Request) -> int:
     return request.number
 
 
+def _class(request: Request) -> float:
+    return request.order[0]
+
+
+def _arrival(request: Request) -> float:
+    return request.arrived_s
+
+
 class Ranked:
     """Sorted by a key that is unique: by `Request.order`, unless another is given. A request that comes again
     finds its old place."""
@@ -71,11 +79,20 @@ class Waiting(Ranked):
     def eldest(self) -> Request:
         return self._by_age.first
 
-    def since(self, moment_s: float, num: int) -> list[Request]:
-        """At most `num` that arrived after a moment, first come first, where the rank is by arrival."""
-        moment: tuple[float, ...] = (moment_s,)
-        place = bisect_left(self._requests, moment, key=_order)
-        return self._requests[place:place + num]
+    def classes(self) -> Iterator[tuple[float, int, int]]:
+        """(class, its first place, the place behind its last), soonest first, where the rank begins with a
+        class."""
+        place = 0
+        while place < len(self._requests):
+            rank = self._requests[place].order[0]
+            end = bisect_right(self._requests, rank, place, key=_class)
+            yield rank, place, end
+            place = end
+
+    def since(self, moment_s: float, start: int, end: int) -> int:
+        """The first place of those who arrived at a moment or later, among places of one class, where the
+        rank within it is by arrival."""
+        return bisect_left(self._requests, moment_s, start, end, key=_arrival)
 
     @property
     def tenants(self) -> Mapping[str, Ranked]:

@@ -82,7 +82,8 @@ async def listen(
 def _check_keys(keys: Sequence[Key], served: Served) -> None:
     """A key's priority or budget that would be passed over in silence is refused."""
     if not served.takes_priority and any(key.priority is not None for key in keys):
-        raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
+        raise ConfigError("API keys with priorities need a policy that looks at them: set "
+                          "--policy priority or slo")
     capped = any(key.thinking_budget is not None for key in keys)
     if capped and served.thinks and (served.text.tokenizer is None or Tags.of(served.text.tokenizer) is None):
         raise ConfigError("a key has a thinking_budget, and no token could end this model's thoughts: "

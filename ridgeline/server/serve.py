@@ -15,6 +15,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.sockets import bound
 from ridgeline.frontend.client import ENGINE
+from ridgeline.schedule.policies.table import takes_priority
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.spans import Spans, otlp
 from ridgeline.server.start import start
@@ -37,10 +38,11 @@ def serve(config: EngineConfig, settings: ServerConfig, pages: Pages, *, engine:
 
     Raises RidgelineError before anything listens when the address is taken or the model cannot be served.
     """
-    if config.policy != "priority" and any(
+    if not takes_priority(config.policy) and any(
         key.priority is not None for key in settings.api_keys
     ):
-        raise ConfigError("API keys with priorities need a policy that looks at them: set --policy priority")
+        raise ConfigError("API keys with priorities need a policy that looks at them: set "
+                          "--policy priority or slo")
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     exporter = None if settings.otlp_endpoint is None else otlp(settings.otlp_endpoint)
     with bound(settings.host, settings.port) as listener:

@@ -25,6 +25,7 @@ from ridgeline.frontend.tools.formats import format_of
 from ridgeline.frontend.tools.thinking import thinks
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
+from ridgeline.schedule.policies.table import takes_priority
 from ridgeline.schedule.targets import Targets
 from ridgeline.server.rest import Rest
 
@@ -116,7 +117,7 @@ def _served(
         vocab_size=info["vocab_size"],
         max_request_tokens=info["max_request_tokens"],
         text=text,
-        takes_priority=info["policy"] == "priority",
+        takes_priority=takes_priority(info["policy"]),
         defaults=checkpoint.sampling_defaults,
         tool_form=format_of(templates),
         thinks=thinks(templates),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ridgeline.base.errors import RequestError
+from ridgeline.base.stats import LittleLaw
 from ridgeline.base.trace import Record, RequestRecord, StepRecord, Trace
 from ridgeline.schedule.request import Finish, NewRequest, Output
 from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, Ports, Router, make_router
@@ -168,6 +169,7 @@ class Cluster:
         self._due: dict[int, float] = {}  # of prefill engines: their event that is in the heap
         self._news: list[Output] = []
         self._now_s = 0.0
+        self._law, self._travel_s = LittleLaw(0.0), 0.0
         self._num_answers, self._answer_tokens = 0, 0
 
     # ---- what drives it
@@ -188,6 +190,7 @@ class Cluster:
         first = replace(new, params=replace(new.params, max_tokens=1), leases=True)
         self.nodes[node].add(first if splits else new)
         self._lives[new.id] = _Life(new=new, node=node)
+        self._law.arrive(new.id, self._now_s)
         self._outstanding.sent(new.id, node, prompt_s=parts[node][0], answer_s=parts[node][1])
         self._watch(node)
 
@@ -198,6 +201,7 @@ class Cluster:
             return
         if life.first is not None and life.there_s > self._now_s:
             life.gone_s = self._now_s
+            self._travel_s -= life.there_s - life.gone_s
         else:
             self.nodes[life.node].abort(request_id)
             self._watch(life.node)
@@ -246,6 +250,7 @@ class Cluster:
         if node not in self._last and record.finish == Finish.LENGTH and life.new.params.max_tokens != 1:
             life.first = record
         else:
+            self._law.leave(record.id, record.finished_s)
             self.traces[node].add(life.joined(record))
 
     # ---- caches on their way
@@ -264,6 +269,7 @@ class Cluster:
             for node in self._able(self._decode, len(new.prompt) + 1)]
         life.node = self._pairing.choose(new.prompt, new.cache_salt, candidates)
         life.there_s = self._ports.send(source, life.node, num_bytes, now)
+        self._travel_s += life.there_s - now
         life.new = replace(new, prompt=np.append(new.prompt, np.int32(token)), imported=len(new.prompt),
                            first_token_s=life.there_s)
         added_s = next(one.added_s for one in candidates if one.node == life.node)
@@ -282,6 +288,7 @@ class Cluster:
             return
         assert life.first is not None
         self._outstanding.ended(request_id)
+        self._law.leave(request_id, life.gone_s)
         self.traces[life.node].add(replace(
             life.first, num_output=0, first_token_s=None, token_times_s=(), finish=str(Finish.ABORT),
             finished_s=life.gone_s))
@@ -298,8 +305,11 @@ class Cluster:
         return self._answer_tokens / self._num_answers if self._num_answers else _ANSWER
 
     def little_law(self) -> Mapping[str, float]:
-        """Of a single engine; empty for several, in which a request may be twice at a time."""
-        return self.nodes[0].loop.little_law() if len(self.nodes) == 1 else {}
+        """When all have ended: of requests from their arrival to their end wherever that is. How many are
+        inside is what each engine's scheduler counts, and those whose caches travel."""
+        laws = [node.loop.little_law() for node in self.nodes]
+        inside_s = sum(law["num_in_system"] * law["window_s"] for law in laws)
+        return self._law.report(max(law["window_s"] for law in laws), inside_s + self._travel_s)
 
     def host_traffic(self) -> Mapping[str, float]:
         """Of all engines."""
@@ -323,8 +333,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
-    """What the engines' traces do not tell: requests that could never run, Little's law of one engine, and
-    what went to host memory."""
+    """What the engines' traces do not tell: requests that could never run, Little's law, and what went to
+    host memory."""
 
     num_refused: int
     little_law: Mapping[str, float]

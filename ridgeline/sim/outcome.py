@@ -130,8 +130,8 @@ class Outcome:
     steps, those that take part. prefill_share: of the time of steps, that for prompts.
     wasted_tokens: computed again, or past an end; unwanted_tokens: nobody waited for them any more.
     host: what went to host memory and back (`sim.node.host_traffic`), {} without any.
-    ttft_parts: the mean of each part of TTFT, seconds. little_law: `base.stats.LittleLaw`'s report of a
-    single engine; empty for several.
+    ttft_parts: the mean of each part of TTFT, seconds. little_law: `base.stats.LittleLaw`'s report of all
+    engines together.
     """
 
     policy: str
@@ -155,7 +155,7 @@ class Outcome:
     residents: Mapping[str, float]
     host: Mapping[str, float]
     ttft_parts: Mapping[str, float]
-    little_law: Mapping[str, float] = field(compare=False)  # a cluster of one has none, and is equal else
+    little_law: Mapping[str, float] = field(compare=False)  # a cluster's is added up in another order
     num_devices: int
     cost: Mapping[str, float | None]
 

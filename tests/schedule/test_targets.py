@@ -1,5 +1,6 @@
 """Scheduling to targets, for reuse and between tenants: what slo, reuse and fair promise beyond an order."""
 
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.schedule.overload import Mode, Overload
 from ridgeline.schedule.policies.fair import OUTPUT, Fair
 from ridgeline.schedule.policies.policy import Needs
-from ridgeline.schedule.policies.slo import KEPT, LEAST, PROBE, READY, Cost, on_time, rate_of
+from ridgeline.schedule.policies.slo import KEPT, LEAST, PROBE, READY, Cost, Slo, on_time, rate_of
 from ridgeline.schedule.policies.table import make_policy
+from ridgeline.schedule.request import Finish
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
 from ridgeline.spec.sampling import SamplingParams
@@ -106,9 +109,55 @@ def test_a_target_below_the_floor_says_the_floor() -> None:
         make_policy("slo", Needs(price=price))
 
 
+def test_a_sooner_class_keeps_its_deadlines_where_a_later_one_cannot() -> None:
+    """Every other request is of a sooner class, in a stream of twice what steps can take in: the sooner ones
+    are all in time, and the others all end when the stream does."""
+    def seconds(step: Shape) -> float:
+        return 0.2 + 0.05 * int(step.count.sum())
+
+    engine = Engine(make_policy("slo", Needs(targets=Targets(ttft_s=8.0, tpot_s=1.0), price=seconds)), rows=3)
+    now, number, first_s, done = 0.0, 0, {}, Counter[int]()
+    while now < 300 and (number < 50 or len(engine.ended) < 50):
+        while number < 50 and number * 0.6 <= now:
+            engine.add(Job(number=number, at=number * 0.6, prompt=14, output=3, priority=number % 2))
+            number += 1
+        counts = engine.step(now)
+        now += 0.2 + 0.05 * sum(counts.values()) if counts else 0.5
+        for name, count in counts.items():
+            done[name] += count
+            if done[name] >= 14:
+                first_s.setdefault(name, now)
+    waits = [first_s[name] - 0.6 * name for name in range(50)]
+    assert max(waits[::2]) < 8.0 < sorted(waits[1::2])[12] and sorted(engine.ended) == list(range(50))
+
+
+def test_a_sooner_class_takes_the_row_of_a_later_one() -> None:
+    engine = Engine(make_policy("slo", Needs(targets=Targets(ttft_s=1.0, tpot_s=1.0), price=price)), rows=1)
+    ran = []
+    for now in range(30):
+        if now < 2:
+            engine.add(Job(number=now, at=now, prompt=8, output=6, priority=-now))
+        ran += engine.step(float(now))
+    assert engine.ended == [1, 0] and ran[:3] == [0, 1, 1] and engine.scheduler.load().num_preemptions == 1
+
+
+def test_under_overload_the_later_class_is_shed() -> None:
+    """Half of a burst is of each class, and about half can be in time."""
+    harness = Harness(num_rows=4, max_step_tokens=16, policy="slo", num_pages=80, overload=Overload(
+        mode=Mode.SHED, targets=Targets(ttft_s=9.0), price=lambda step: int(step.count.sum()) / 40,
+        block_tokens=4, passes=Slo.passes))
+    for number in range(16):
+        harness.add(str(number), [5 + number] * 14, SamplingParams(seed=1, max_tokens=2, ignore_eos=True),
+                    priority=(number < 8) - 5)
+    harness.run()
+    shed = {name for name in map(str, range(16)) if harness.finish_of(name) is Finish.SHED}
+    assert shed and shed < set(map(str, range(8)))
+
+
 def test_the_pace_meets_every_deadline() -> None:
     assert rate_of([], 0.0) == 0.0
-    assert rate_of([(2.0, 80), (1.0, 80)], 0.0) == pytest.approx(80 / READY)
+    assert rate_of([(0, 2.0, 80), (0, 1.0, 80)], 0.0) == pytest.approx(80 / READY)
+    assert rate_of([(1, 1.0, 80), (0, np.inf, 80)], 0.0) == pytest.approx(160 / READY)  # behind a late one
 
 
 # ---- reuse

@@ -190,3 +190,22 @@ def test_cost_and_devices_are_those_of_all_engines() -> None:
     assert topology.num_devices == 5 and topology.usd_per_hour == pytest.approx(3.6 + 4.0)
     assert topology.as_replicas().machines == topology.machines and not topology.as_replicas().decode
     assert Topology(engines=(ENGINE, replace(two, price_usd_per_hour=None))).usd_per_hour is None
+
+
+@pytest.mark.parametrize("topology", [
+    Topology(engines=(ENGINE,) * 3), Topology(engines=(ENGINE,), decode=(ENGINE,) * 2)])
+def test_littles_law_holds_of_a_cluster(topology: Topology) -> None:
+    """What schedulers count inside, and caches that travel, against arrivals and the records' times; also of
+    clients who go away at the door, on the way and while they are answered. A request that stands between
+    two engines is inside once."""
+    load = workload(*MIXED)
+    load = replace(load, requests=[replace(one, patience_s=(None, 1.0, 3.0, 6.0)[i % 4])
+                                   for i, one in enumerate(load.requests)])
+    meters = [Kept() for _ in topology.machines]
+    law = drive(topology, FCFS, load, meters).little_law
+    records = [one.record for meter in meters for one in meter.ended]
+    assert {"abort", "length"} == {record.finish for record in records}
+    assert law["arrival_rate"] * law["window_s"] == pytest.approx(len(records))
+    spent_s = [record.finished_s - record.arrived_s for record in records]
+    assert law["time_in_system_s"] == pytest.approx(sum(spent_s) / len(records))
+    assert law["num_in_system"] > 1 and abs(law["difference"]) < 1e-6

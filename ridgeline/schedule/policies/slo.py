@@ -6,9 +6,11 @@ takes longer than multiplying by them: so many every step takes. More it takes o
 meet their deadlines, at an even pace, so that all steps are about as short; never so many that it would last
 longer than TPOT, but for LEAST, so that prompts go on whatever the decodes take.
 
-Order. Earliest deadline first among those that can meet it (`on_time`). Those put off, and those that are
-late, start after all others, and while others need tokens their prompts are held, for HELD steps in a row at
-the most. Ageing (`admit`) sees to it that they start.
+Order. By priority class, the sooner first, and a class may take the place of a strictly later one. Within a
+class earliest deadline first among those that can meet it (`on_time`) behind all that the sooner classes have
+to compute. Those put off, and those that are late, start after all others of their class, and while others
+of it or of a sooner one need tokens their prompts are held, for HELD steps in a row at the most. So under
+overload the later classes are late, degraded or shed first. Ageing (`admit`) sees to it that all start.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +33,9 @@ PROBE = 512  # prompt tokens of the steps that tell what a token costs: so many 
 READY = 0.5  # of the time to a deadline, what prompts are spread over: who comes meanwhile needs the rest
 KEPT = 0.95  # of TPOT, what a step may last
 SMOOTH = 0.1  # a new measurement's weight
+NEVER = float("inf")  # the deadline of those that are late
 Long = NDArray[np.int64]
+Work = tuple[float, float, int]  # class, deadline, prompt tokens
 
 
 class Slo(Policy):
@@ -56,6 +60,12 @@ class Slo(Policy):
         self._tokens: dict[int, int] = {}  # to compute of those that wait, as of when they were first seen
         self._line: list[Request] = []
 
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (request.priority, request.arrived_s, request.number)
+
+    def outranks(self, waiting: Request, running: Request) -> bool:
+        return waiting.priority < running.priority
+
     def limits(self, view: View, now: float) -> Limits:
         rows, self._line = view.rows, []
         prompting = rows.prompting()
@@ -66,12 +76,13 @@ class Slo(Policy):
         cost = Cost(self._seconds, decoding)
         most = max(cost.within(KEPT * self._tpot_s), LEAST)
         late, work = self._running(view, prompting, start_s)
-        work += self._choose(view, start_s, sum(tokens for _, tokens in work), most / cost.of(most))
+        self._choose(view, start_s, work, most / cost.of(most))
         need = rate_of(work, start_s)
         tokens = int(min(max(cost.free, cost.at_rate(need), LEAST), most))
         self._step_s = cost.of(tokens)
-        held = late.any() and work and view.held < HELD
-        return Limits(tokens=min(tokens + len(decoding), view.most_tokens), rows=~late if held else None)
+        held = self._held(view, late, work)
+        return Limits(tokens=min(tokens + len(decoding), view.most_tokens),
+                      rows=None if held is None else ~held)
 
     def line(self, view: View, now: float) -> Iterable[Request]:
         return [*self._line, *view.queue.head(view.rows.num_free + LOOK)]
@@ -93,35 +104,58 @@ class Slo(Policy):
         """When its next token is due; at once when it has begun its answer and was preempted."""
         return start_s if request.num_output else request.arrived_s + self._ttft_s
 
-    def _running(self, view: View, prompting: Bool, start_s: float) -> tuple[Bool, list[tuple[float, int]]]:
-        """(rows that are late, deadlines and remaining tokens of the other prompts that run)."""
+    def _running(self, view: View, prompting: Bool, start_s: float) -> tuple[Bool, list[Work]]:
+        """(rows that are late, remaining work of all prompts that run)."""
         rows, late, work = view.rows, np.zeros(view.rows.size, np.bool_), []
         for row in prompting.nonzero()[0].tolist():
             request = rows.request[row]
             assert request is not None
             due_s = self._due(request, start_s)
             late[row] = due_s < start_s and not request.aged
-            if not late[row]:
-                work.append((due_s, int(rows.num_prompt[row] - rows.scheduled[row])))
+            work.append((request.order[0], NEVER if late[row] else due_s,
+                         int(rows.num_prompt[row] - rows.scheduled[row])))
         return late, work
 
-    def _choose(self, view: View, start_s: float, busy: int, rate: float) -> list[tuple[float, int]]:
-        """Put those that wait in line, behind prompts of `busy` tokens; deadlines and tokens of those that
-        can be on time. rate: tokens a second."""
-        resumed = [request for request in view.queue.head(LOOK) if request.num_output]
-        live = view.queue.since(start_s - self._ttft_s, LIVE)
-        if len(self._tokens) > 2 * len(view.queue) + LIVE:
+    def _held(self, view: View, late: Bool, work: Sequence[Work]) -> Bool | None:
+        """Rows that this step leaves out, if any: late ones, where others of their class or of a sooner one
+        need tokens."""
+        soonest = min((rank for rank, due_s, _ in work if due_s < NEVER), default=None)
+        if soonest is None or view.held == HELD:
+            return None
+        at = late.nonzero()[0]
+        held = np.zeros_like(late)
+        held[at] = [request.order[0] >= soonest for request in view.rows.requests(at)]
+        return held if held.any() else None
+
+    def _choose(self, view: View, start_s: float, work: list[Work], rate: float) -> None:
+        """Put those that wait in line, class by class while the sooner ones leave room, and what they need
+        beside the work that runs. rate: tokens a second."""
+        queue, room = view.queue, view.rows.num_free + LOOK
+        if len(self._tokens) > 2 * len(queue) + LIVE:
             self._tokens.clear()  # of requests that have gone
-        work = []
-        for request in live:
-            if request.number not in self._tokens:
-                self._tokens[request.number] = len(request.tokens) - view.cached(request)
-            work.append((request.arrived_s + self._ttft_s, self._tokens[request.number]))
-        kept = on_time([(due_s, tokens / rate) for due_s, tokens in work], start_s + busy / rate)
-        chosen = set(kept)
-        put_off = [request for place, request in enumerate(live) if place not in chosen]
-        self._line = [*resumed, *(live[place] for place in kept), *put_off]
-        return [work[place] for place in kept]
+        for rank, first, end in queue.classes():
+            if len(self._line) >= room or rank == np.inf:  # degraded: they come last, as they rank
+                return
+            since = queue.since(start_s - self._ttft_s, first, end)
+            head, live = queue.head(min(room, end - first), first), queue.head(min(LIVE, end - since), since)
+            busy = sum(tokens for other, due_s, tokens in work
+                       if other < rank or (other == rank and due_s < NEVER))
+            tokens = [self._left(view, request) for request in live]
+            due_s = [request.arrived_s + self._ttft_s for request in live]
+            kept = on_time([(due, left / rate) for due, left in zip(due_s, tokens)], start_s + busy / rate)
+            work += [(rank, due_s[place], tokens[place]) for place in kept]
+            chosen = {live[place].number for place in kept}
+            others = {request.number: request for request in (*live, *head) if request.number not in chosen}
+            resumed = [request for request in head[:LOOK] if request.num_output]
+            self._line += [*resumed, *(live[place] for place in kept), *others.values()]
+            if end < len(queue):  # later classes come behind these
+                work += [(rank, NEVER, self._left(view, request)) for request in others.values()]
+
+    def _left(self, view: View, request: Request) -> int:
+        """Prompt tokens that a waiting request must compute, as of when it was first seen."""
+        if request.number not in self._tokens:
+            self._tokens[request.number] = len(request.tokens) - view.cached(request)
+        return self._tokens[request.number]
 
 
 def on_time(work: Sequence[tuple[float, float]], start_s: float) -> list[int]:
@@ -141,10 +175,11 @@ def on_time(work: Sequence[tuple[float, float]], start_s: float) -> list[int]:
     return sorted(kept)
 
 
-def rate_of(work: Sequence[tuple[float, int]], start_s: float) -> float:
-    """Tokens a second that meet all (deadline, tokens), earliest first, in READY of the time there is."""
+def rate_of(work: Iterable[Work], start_s: float) -> float:
+    """Tokens a second that meet all deadlines, class by class and earliest first, in READY of the time there
+    is."""
     rate, total = 0.0, 0
-    for due_s, tokens in sorted(work):
+    for _, due_s, tokens in sorted(work):
         total += tokens
         rate = max(rate, total / max(READY * (due_s - start_s), 1e-6))
     return rate

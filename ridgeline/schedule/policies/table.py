@@ -28,6 +28,7 @@ POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
     "shortest": lambda setting, needs: Shortest(),
 })
 _SETTINGS = {"chunked": "chunked:512"}  # policies that take one, as they are written
+_BY_PRIORITY = ("priority", "slo")
 
 
 def make_policy(text: str, needs: Needs = NO_NEEDS) -> Policy:
@@ -39,6 +40,11 @@ def make_policy(text: str, needs: Needs = NO_NEEDS) -> Policy:
     if name in _SETTINGS and not setting:
         raise ConfigError(f"the policy {name!r} needs a setting: write it like {_SETTINGS[name]}")
     return make(setting, needs)
+
+
+def takes_priority(text: str) -> bool:
+    """Whether the policy so written looks at a request's priority."""
+    return text.partition(":")[0] in _BY_PRIORITY
 
 
 def _tokens(setting: str) -> int:

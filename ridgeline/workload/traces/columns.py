@@ -27,6 +27,11 @@ class Columns:
     def recognises(self, head: str) -> bool:
         return set(self.names()) <= set(split(head))
 
+    def lacking(self, head: str) -> tuple[str, ...]:
+        """The columns that a header lacks of these, where it has some; () where it is another's."""
+        missing = tuple(name for name in self.names() if name not in split(head))
+        return missing if len(missing) < len(self.names()) else ()
+
     def read(self, paths: tuple[Path, ...], random: Generator) -> Source:
         (path,) = paths
         return Source(requests=self._requests(path), timed=self.time is not None, about=path.name)

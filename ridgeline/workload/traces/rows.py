@@ -31,7 +31,8 @@ class Row:
         except (TypeError, ValueError):
             raise self.error(f"{column} is {value!r}, which is no number") from None
         if not math.isfinite(number) or number < least:
-            raise self.error(f"{column} is {value}, a number from {least:g} up is needed")
+            needed = "a finite number" if least == -math.inf else f"a number from {least:g} up"
+            raise self.error(f"{column} is {value}, {needed} is needed")
         return number
 
     def tokens(self, column: str) -> int:

@@ -56,5 +56,9 @@ def _by_head(name: str) -> Reader:
     for kind in READERS:
         if READERS[kind].recognises(head):
             return READERS[kind]
+    for tabular in (columns.AZURE, columns.LENGTHS, columns.PLAIN):
+        if lacking := tabular.lacking(head):
+            raise ConfigError(f"{path} has no column {', '.join(lacking)}: its header is "
+                              f"{head.strip()[:80]!r}")
     raise ConfigError(f"{path} is of no known trace format by its first line, {head.strip()[:80]!r}: known "
                       f"are {', '.join(sorted(READERS))}")
