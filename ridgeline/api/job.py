@@ -8,15 +8,17 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
 
-from ridgeline.api.clocks import RequestClock
+from ridgeline.api.clocks import PromptClock, RequestClock
+from ridgeline.api.outlet import Outlet
 from ridgeline.api.prompts import Prompt
-from ridgeline.base.errors import EngineDeadError, RequestError
+from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Choice, Delta, Generation, LogprobEntry
+from ridgeline.frontend.inbox import AtOnce
 from ridgeline.frontend.protocol import News
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.spec.sampling import SamplingParams
@@ -47,8 +49,10 @@ class Engine(Protocol):
         adapter: str = "",
         arrived_s: float | None = None,
         predicted_output: int | None = None,
+        at_once: AtOnce | None = None,
     ) -> AsyncGenerator[News, None]:
-        """News until every choice is closed. Closing the generator early aborts the request."""
+        """News until every choice is closed. Closing the generator early aborts the request. at_once: may
+        take news that closes no choice while the generator waits, see frontend.inbox."""
         ...
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None: ...
@@ -65,6 +69,14 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     index: int
     delta: Delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """Where pieces may go at once. written: one as bytes, by its index and its delta."""
+
+    outlet: Outlet
+    written: Callable[[int, Delta], bytes]
 
 
 class Job:
@@ -107,20 +119,33 @@ class Job:
         for request_id in self._running:
             self._engine.abort(request_id)
 
-    def run(self, clock: RequestClock, now: Callable[[], float]) -> AsyncGenerator[Piece, None]:
-        """Deltas as they come. Closing it early aborts what still runs in the engine."""
-        sources = [self._one(index, clock, now) for index in range(len(self.prompts))]
-        return sources[0] if len(sources) == 1 else _merged(sources)
+    def run(
+        self, clock: RequestClock, now: Callable[[], float], push: Push | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """Deltas as they come. Closing it early aborts what still runs in the engine. push: has those that
+        it can take, and what is given out are the others."""
+        if len(self.prompts) == 1:
+            return self._one(0, clock, now, push)
+        return _merged([self._one(index, clock, now, None) for index in range(len(self.prompts))])
 
     async def _one(
-        self, index: int, clock: RequestClock, now: Callable[[], float]
+        self, index: int, clock: RequestClock, now: Callable[[], float], push: Push | None
     ) -> AsyncGenerator[Piece, None]:
-        generation, prompt = self.generations[index], self.prompts[index]
+        prompt = self.prompts[index]
         if prompt.after is not None:
             await self._ended[prompt.after].wait()
         request_id = uuid.uuid4().hex
         timed = clock.prompt(self.params.n, now())
         self._running.add(request_id)
+
+        def at_once(news: News) -> bool:
+            if push is None or not push.outlet.is_clear():
+                return False
+            piece = self._piece(index, news, timed, now())
+            if piece is not None and (body := push.written(piece.index, piece.delta)):
+                push.outlet.write(body)
+            return True
+
         news_of = self._engine.submit(
             request_id,
             prompt.token_ids,
@@ -131,27 +156,36 @@ class Job:
             adapter=self._adapter,
             arrived_s=clock.arrived_s,
             predicted_output=self._predicted_output,
+            at_once=at_once if push is not None else None,
         )
         try:
             async with aclosing(news_of):
                 async for news in news_of:
-                    delta = generation.feed(news)
-                    timed.seen(news, delta, now())
-                    if delta.abort_keep is not None:
-                        self._engine.abort(request_id, news.choice, delta.abort_keep)
-                    if delta.token_ids or delta.finish is not None:
-                        number = index * self.params.n + news.choice
-                        self.entries[number] += delta.entries
-                        yield Piece(index=number, delta=delta)
+                    piece = self._piece(index, news, timed, now())
+                    if piece is not None:
+                        yield piece
         except (GeneratorExit, asyncio.CancelledError):
             timed.end("abort", now())
             raise
-        except (EngineDeadError, RequestError) as error:
-            timed.end("error" if isinstance(error, EngineDeadError) else "refused", now())
+        except Exception as error:
+            timed.end("refused" if isinstance(error, RequestError) else "error", now())
             raise
         finally:
             self._running.discard(request_id)
             self._ended[index].set()
+
+    def _piece(self, index: int, news: News, timed: PromptClock, now_s: float) -> Piece | None:
+        """What news of a prompt adds, if anything; a stop string ends its choice in the engine too."""
+        delta = self.generations[index].feed(news)
+        timed.seen(news, delta, now_s)
+        if delta.abort_keep is not None:
+            self._engine.abort(news.id, news.choice, delta.abort_keep)
+        if not delta.token_ids and delta.finish is None:
+            return None
+        number = index * self.params.n + news.choice
+        if delta.entries:
+            self.entries[number] += delta.entries
+        return Piece(index=number, delta=delta)
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

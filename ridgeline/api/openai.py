@@ -18,9 +18,10 @@ from ridgeline.api.clocks import ChoiceTimes, RequestClock
 from ridgeline.api.completions import CompletionForm
 from ridgeline.api.errors import as_request_error, unsupported
 from ridgeline.api.form import Form
-from ridgeline.api.job import Engine, Job, Piece
+from ridgeline.api.job import Engine, Job, Piece, Push
 from ridgeline.api.live import Live
 from ridgeline.api.metrics import Metrics
+from ridgeline.api.outlet import Outlet
 from ridgeline.api.params import chat_params, completion_params
 from ridgeline.api.parse import parse
 from ridgeline.api.prompts import Prompt, beside, chat_prompt, check_fits, completion_prompts
@@ -207,19 +208,21 @@ class OpenAI:
 
     async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
         if request.stream:
-            return await Started.of(self._events(form, clock))
+            outlet = Outlet()
+            return await Started.of(self._events(form, clock, outlet), outlet)
         await self.done(form.job, clock)
         return form.whole()
 
-    async def _events(self, form: Form, clock: RequestClock) -> AsyncGenerator[bytes, None]:
-        sent = False
+    async def _events(
+        self, form: Form, clock: RequestClock, outlet: Outlet
+    ) -> AsyncGenerator[bytes, None]:
+        sent, push = False, Push(outlet=outlet, written=form.events)
         with self.admission.enter():
             try:
-                async with aclosing(form.job.run(clock, self._clock.now)) as pieces:
+                async with aclosing(form.job.run(clock, self._clock.now, push)) as pieces:
                     async for piece in pieces:
                         _check_whole(piece, form.job)
-                        body = form.events(piece.index, piece.delta)
-                        if body:
+                        if body := form.events(piece.index, piece.delta):
                             sent = True
                             yield body
                 yield form.end()

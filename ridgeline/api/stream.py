@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.api.outlet import Outlet
+
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
@@ -45,17 +47,18 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 class Started(Generic[T]):
     """An async generator that has been run up to its first item, so that an error there comes before any
-    header.
+    header. outlet: a way past the generator, for whoever opens it.
     """
 
-    def __init__(self, first: T, rest: AsyncGenerator[T, None]) -> None:
+    def __init__(self, first: T, rest: AsyncGenerator[T, None], outlet: Outlet | None = None) -> None:
         self.first = first
         self.rest = rest
+        self.outlet = outlet or Outlet()
 
     @classmethod
-    async def of(cls, source: AsyncGenerator[T, None]) -> "Started[T]":
+    async def of(cls, source: AsyncGenerator[T, None], outlet: Outlet | None = None) -> "Started[T]":
         """Run `source` to its first item; what it raises before that comes out here."""
-        return cls(await anext(source), source)
+        return cls(await anext(source), source, outlet)
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         yield self.first
@@ -91,9 +94,16 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
+        outlet = self._events.outlet
         await send({"type": "http.response.body", "body": self._events.first, "more_body": True})
-        async for body in self._events.rest:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        outlet.open(send)
+        try:
+            async for body in self._events.rest:
+                await outlet.settle()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await outlet.settle()
+        finally:
+            await outlet.close()
 
 
 async def _disconnect(receive: Receive) -> None:

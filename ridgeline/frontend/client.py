@@ -22,7 +22,7 @@ from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.base.logs import TEXT, LogStyle
-from ridgeline.frontend.inbox import Inbox
+from ridgeline.frontend.inbox import AtOnce, Inbox
 from ridgeline.frontend.params import to_wire
 from ridgeline.frontend.protocol import (
     Abort,
@@ -42,6 +42,7 @@ _LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some oth
 STALL_S = 120.0
 ENGINE = "ridgeline.engine"
 WATCH_S = 1.0
+TOLD_TOGETHER = 32  # requests
 
 
 def _socket_folder() -> str:
@@ -72,9 +73,11 @@ class EngineClient:
             self._socket.set(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
+        self._at_hand: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same one, which never waits
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[ToClient]).decode
         self._requests: dict[str, Inbox] = {}
+        self._fresh: dict[str, Inbox] = {}  # that got news, and have not been told
         self._asks: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._dead: str | None = None
         self._gone = asyncio.Event()
@@ -171,17 +174,18 @@ class EngineClient:
     async def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
         cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
-        predicted_output: int | None = None,
+        predicted_output: int | None = None, at_once: AtOnce | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """News of all choices until each is closed. Closing the generator before that aborts the request.
-        arrived_s: when somebody first asked for it, by the machine's monotonic clock.
+        arrived_s: when somebody first asked for it, by the machine's monotonic clock. at_once: see Inbox;
+        what it raises, the generator raises.
 
         Raises RequestError when the engine refuses it, or when its reader is so far behind that it was
         aborted; EngineDeadError when the engine is gone or stuck.
         """
         self._check_alive()
         assert request_id not in self._requests, "ids are the caller's to keep apart"
-        inbox = self._requests[request_id] = Inbox()
+        inbox = self._requests[request_id] = Inbox(at_once)
         open_choices = set(range(max(1, params.n)))
         try:
             self._send(
@@ -247,30 +251,51 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                messages = self._decode(await self._socket.recv())
-                for message in messages:
-                    self._deliver(message)
-                if messages and isinstance(messages[-1], News):  # then all are: a step's
+                frame: bytes | None = await self._socket.recv()
+                while frame is not None:  # all that is there: who is behind takes many steps at once
+                    for message in self._decode(frame):
+                        self._deliver(message)
+                    frame = self._waiting()
+                if self._fresh:
                     self._moved_s = self._clock.now()
+                await self._tell()
         except Exception as error:  # nobody would hear anything any more
             self._fail(f"what the engine sends cannot be read: {type(error).__name__}: {error}")
 
+    async def _tell(self) -> None:
+        """Whoever got news hears of it, some at a time: what the first write is sent before the last have
+        theirs, and whatever comes in, others have their turn."""
+        fresh, self._fresh = self._fresh, {}
+        for number, inbox in enumerate(fresh.values(), 1):
+            inbox.tell()
+            if number % TOLD_TOGETHER == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def _waiting(self) -> bytes | None:
+        """A frame that is here already."""
+        try:
+            return self._at_hand.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+
     def _deliver(self, message: ToClient) -> None:
-        if isinstance(message, Answer):
+        inbox = self._requests.get(message.id)
+        if isinstance(message, News):
+            if inbox is not None:
+                self._fresh[message.id] = inbox
+                inbox.put(message)
+                if inbox.full:
+                    behind = RequestError("the reader is too far behind", code="reader_too_slow", status=408)
+                    inbox.fail(behind)
+                    self.abort(message.id)
+        elif isinstance(message, Answer):
             if (future := self._asks.get(message.id)) is not None and not future.done():
                 future.set_result(message.info)
-            return
-        inbox = self._requests.get(message.id)
-        if isinstance(message, Refused):
-            if inbox is not None:
-                inbox.fail(_refusal(message))
-            elif (ask := self._asks.get(message.id)) is not None and not ask.done():
-                ask.set_exception(_refusal(message))
         elif inbox is not None:
-            inbox.put(message)
-            if inbox.full:
-                inbox.fail(RequestError("the reader is too far behind", code="reader_too_slow", status=408))
-                self.abort(message.id)
+            inbox.fail(_refusal(message))
+        elif (ask := self._asks.get(message.id)) is not None and not ask.done():
+            ask.set_exception(_refusal(message))
 
     # ---- its death
 

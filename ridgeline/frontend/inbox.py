@@ -2,7 +2,7 @@
 catches up at the price of one piece. For one event loop."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,12 +10,18 @@ from ridgeline.frontend.protocol import News
 
 MOST_BEHIND = 4096  # news that wait; a reader further behind is given up
 Item = News | Exception
+AtOnce = Callable[[News], bool]
 
 
 class Inbox:
-    """News in the order in which they were put, then perhaps a failure, which is the last."""
+    """News in the order in which they were put, then perhaps a failure, which is the last.
 
-    def __init__(self) -> None:
+    at_once: offered news that closes no choice, while the reader waits and all before was taken; True: it
+    has it, and the reader sleeps on. What it raises, the reader hears as a failure.
+    """
+
+    def __init__(self, at_once: AtOnce | None = None) -> None:
+        self._at_once = at_once
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
@@ -27,18 +33,36 @@ class Inbox:
     def put(self, news: News) -> None:
         """Dropped after a failure."""
         if not self._over:
-            self._add(news)
+            self._items.append(news)
 
     def fail(self, error: Exception) -> None:
         """The reader hears of it after what waits."""
         if not self._over:
             self._over = True
-            self._add(error)
+            self._items.append(error)
+            self.tell()
 
-    def _add(self, item: Item) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():  # it is where a reader is being cancelled
-            self._waiter.set_result(None)
+    def tell(self) -> None:
+        """After `put`: the reader, or at_once in its place, takes what waits."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not self._items:  # done: a reader that is being cancelled
+            return
+        if self._at_once is not None:
+            self._offer(self._at_once)
+        if self._items:
+            waiter.set_result(None)
+
+    def _offer(self, at_once: AtOnce) -> None:
+        items = self._items if len(self._items) == 1 else _by_choice(self._items)
+        num_taken = 0
+        try:
+            for item in items:
+                if isinstance(item, Exception) or item.finish is not None or not at_once(item):
+                    break
+                num_taken += 1
+            self._items = items[num_taken:]
+        except Exception as error:
+            self._items, self._over = [error], True
 
     async def take(self) -> Sequence[Item]:
         """All that waits, one for each choice; waits for the first."""

@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.errors import EngineDeadError, RequestError, RidgelineError
 from ridgeline.frontend.client import EngineClient
+from ridgeline.frontend.inbox import AtOnce
 from ridgeline.frontend.protocol import News
 from ridgeline.spec.sampling import SamplingParams
 
@@ -85,13 +86,13 @@ class EngineKeeper:
     def submit(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0,
         cache_salt: str = "", tenant: str = "", adapter: str = "", arrived_s: float | None = None,
-        predicted_output: int | None = None,
+        predicted_output: int | None = None, at_once: AtOnce | None = None,
     ) -> AsyncGenerator[News, None]:  # fmt: skip
         """As EngineClient.submit, of the engine that is there now."""
         self._check()
         return self._client.submit(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant,
-            adapter=adapter, arrived_s=arrived_s, predicted_output=predicted_output,
+            adapter=adapter, arrived_s=arrived_s, predicted_output=predicted_output, at_once=at_once,
         )  # fmt: skip
 
     def abort(self, request_id: str, choice: int | None = None, keep_tokens: int | None = None) -> None:

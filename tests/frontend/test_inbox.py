@@ -18,6 +18,7 @@ def test_what_waits_is_joined_by_choice() -> None:
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         inbox.put(_news(1, times_s={"first_token": 1.0}))
+        inbox.tell()
         assert await reader == [_news(1, times_s={"first_token": 1.0})], "alone it stays as it is"
         failure = ValueError("over")
         for number, choice in ((2, 0), (2, 1), (3, 0)):
@@ -43,6 +44,7 @@ def test_a_reader_that_is_being_cancelled_is_not_woken() -> None:
         await asyncio.sleep(0)
         reader.cancel()
         inbox.put(_news(1))
+        inbox.tell()
         await asyncio.gather(reader, return_exceptions=True)
         assert reader.cancelled() and await inbox.take() == [_news(1)]
 
@@ -55,3 +57,53 @@ def test_it_says_when_it_is_full() -> None:
         assert not inbox.full
         inbox.put(_news(number))
     assert inbox.full
+
+
+def test_at_once_has_what_the_reader_waits_for() -> None:
+    """News of many steps as one; an end, what it will not have and all after that are the reader's."""
+    had: list[News] = []
+    open_for = [True]
+
+    def at_once(news: News) -> bool:
+        if open_for[0]:
+            had.append(news)
+        return open_for[0]
+
+    async def work() -> None:
+        inbox = Inbox(at_once)
+        inbox.put(_news(1))
+        inbox.tell()
+        assert await inbox.take() == [_news(1)] and not had, "nobody waited"
+        reader = asyncio.create_task(inbox.take())
+        await asyncio.sleep(0)
+        for number in (2, 3):
+            inbox.put(_news(number))
+        inbox.tell()
+        assert [list(news.new_tokens) for news in had] == [[2, 3]] and not reader.done()
+        open_for[0] = False
+        inbox.put(_news(4))
+        inbox.tell()
+        open_for[0] = True
+        inbox.put(_news(5, finish="length"))
+        inbox.tell()
+        (last,) = await reader
+        assert isinstance(last, News) and list(last.new_tokens) == [4, 5] and len(had) == 1
+
+    asyncio.run(work())
+
+
+def test_what_at_once_raises_is_the_reader_s() -> None:
+    def at_once(news: News) -> bool:
+        raise ValueError("cannot be written")
+
+    async def work() -> None:
+        inbox = Inbox(at_once)
+        reader = asyncio.create_task(inbox.take())
+        await asyncio.sleep(0)
+        inbox.put(_news(1))
+        inbox.tell()
+        inbox.put(_news(2))
+        (failure,) = await reader
+        assert isinstance(failure, ValueError)
+
+    asyncio.run(work())

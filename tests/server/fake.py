@@ -13,6 +13,7 @@ from ridgeline.api.served import Served
 from ridgeline.base.clock import WallClock
 from ridgeline.base.errors import RequestError
 from ridgeline.frontend.files import text_from_gguf
+from ridgeline.frontend.inbox import AtOnce
 from ridgeline.frontend.protocol import Logprobs, News
 from ridgeline.frontend.text import TextLayer
 from ridgeline.server.keys import Keys, plain
@@ -91,6 +92,7 @@ class FakeEngine:
         adapter: str = "",
         arrived_s: float | None = None,
         predicted_output: int | None = None,
+        at_once: AtOnce | None = None,
     ) -> AsyncGenerator[News, None]:
         self.predicted.append(predicted_output)
         self.submitted.append((list(prompt), params))
@@ -107,7 +109,8 @@ class FakeEngine:
                 await self.gate.wait()
             for news in self._script(request_id, list(prompt), params):
                 await asyncio.sleep(0)
-                yield news
+                if at_once is None or news.finish is not None or not at_once(news):
+                    yield news
         finally:
             self.open.discard(request_id)
 

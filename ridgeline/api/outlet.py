@@ -1,0 +1,68 @@
+"""The short way of a stream's bytes: written where the news of their token came in, past the tasks that wait
+in between, none of which need be woken then.
+
+Knows ASGI's send, and nothing of what it writes.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from types import coroutine
+from typing import Any
+
+from starlette.types import Send
+
+
+class Outlet:
+    """Closed until an answer's head and all before have been sent, and again while a connection is full."""
+
+    def __init__(self) -> None:
+        self._send: Send | None = None
+        self._rest: asyncio.Task[None] | None = None
+
+    def is_clear(self) -> bool:
+        """Whether what is written now goes out now."""
+        return self._send is not None and self._rest is None
+
+    def open(self, send: Send) -> None:
+        """From now on `write` sends by `send`."""
+        self._send = send
+
+    def write(self, body: bytes) -> None:
+        """Send a part of the body, while it is clear. Where the connection is full, a task does the rest."""
+        assert self._send is not None and self._rest is None
+        sending: Any = self._send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            waited = sending.send(None)
+        except StopIteration:
+            return
+        self._rest = asyncio.ensure_future(_go_on(sending, waited))
+
+    async def settle(self) -> None:
+        """Wait until all that was written is sent. Raises what `send` raised."""
+        if self._rest is not None:
+            await self._rest
+            self._rest = None
+
+    async def close(self) -> None:
+        """Nothing goes this way any more."""
+        self._send, rest, self._rest = None, self._rest, None
+        if rest is not None:
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)
+
+
+async def _go_on(begun: Coroutine[Any, Any, None], waited: Any) -> None:
+    await _rest(begun, waited)
+
+
+@coroutine
+def _rest(begun: Coroutine[Any, Any, None], waited: Any) -> Generator[Any, None, None]:
+    """What is left of a coroutine that was begun outside a task, and waits for the future `waited`."""
+    try:
+        while True:
+            yield waited
+            waited = begun.send(None)
+    except StopIteration:
+        return
+    finally:
+        begun.close()
