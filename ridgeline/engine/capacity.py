@@ -62,7 +62,8 @@ def _gpu_room(
         step_bytes=step_bytes(
             spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
             context=config.max_model_len or spec.max_position),
-        graph_bytes=graph_bytes(spec, num_seqs=config.max_num_seqs, element_bytes=size),
+        graph_bytes=graph_bytes(
+            spec, num_seqs=config.max_num_seqs, element_bytes=size, adapted=adapter_bytes > 0),
     )  # fmt: skip
 
 

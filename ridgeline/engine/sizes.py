@@ -56,10 +56,11 @@ class GpuRoom:
                 f"{steps} of it, graphs {graphs}")
 
 
-def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int) -> int:
-    """What graphs of steps of up to num_seqs rows take: the memory that they share, and their nodes."""
+def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int, adapted: bool = False) -> int:
+    """What graphs of steps of up to num_seqs rows take: the memory that they share, and their nodes. adapted:
+    each is there a second time, for rows with adapters."""
     shared = _ATTENTION_BYTES + num_seqs * spec.hidden_size * 32 * element_bytes
-    return shared + _NODE_BYTES * len(spec.layers)
+    return shared + (1 + adapted) * _NODE_BYTES * len(spec.layers)
 
 
 def check_weights(spec: ModelSpec, *, element_bytes: int, free_bytes: int, total_bytes: int) -> None:

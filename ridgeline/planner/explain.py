@@ -55,7 +55,7 @@ def _memory(plan: Plan) -> list[Term]:
               f"{room.step_bytes:.4g} B + {rows} x {room.row_bytes:.4g} B", "assumed"),
         _term("workspace", memory.workspace, "bytes", "graphs, libraries, buffers", "usual, or --workspace",
               EXACT if ask.workspace_bytes is not None else usual),
-        *([_term("adapters", memory.adapters, "bytes", "adapters x rank x (in + out) of every linear layer",
+        *([_term("adapters", memory.adapters, "bytes", "adapters x pairs' ranks x (in + out) of each weight",
                  f"{ask.max_loras} of rank {ask.max_lora_rank or MAX_RANK}, 16 bits", EXACT, SURE)]
           if ask.max_loras else [])]
 

@@ -139,4 +139,4 @@ def _adapters(ask: Ask, stage: Stage) -> float:
         raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {stage.spec.family} models stand "
                           "is not described yet: leave it out")
     rank = ask.max_lora_rank or MAX_RANK
-    return ask.max_loras * slot_bytes(stage.spec, rank, element_bytes=_ELEMENT)
+    return ask.max_loras * slot_bytes(stage.spec, rank, element_bytes=_ELEMENT, stacked=True)

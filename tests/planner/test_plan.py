@@ -239,10 +239,11 @@ def test_units_are_read_as_written() -> None:
 
 
 def test_adapters_take_memory_that_sequences_had() -> None:
-    """Two bytes for each number of low-rank pairs at every linear layer of a device's share, and the batch
-    that fits shrinks; a rank alone is idle, and a model whose adapters are not described is refused."""
+    """Two bytes for each number of low-rank pairs at every weight of a device's share, where those of joined
+    linear layers (q, k and v; gate and up) are as wide as all of them, and the batch that fits shrinks; a
+    rank alone is idle, and a model whose adapters are not described is refused."""
     hidden, inner, kv, layers = 4096, 14336, 1024, 32
-    ends = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)  # of q and o, k and v, the mlp
+    ends = 3 * (hidden + hidden + 2 * kv) + 2 * hidden + 2 * (hidden + 2 * inner) + (inner + hidden)
     with_them, without = planned(replace(BASE, max_loras=4, max_lora_rank=32)), planned(BASE)
     assert with_them.memory.adapters == 4 * 2 * 32 * layers * ends
     assert without.exact.b_max > with_them.exact.b_max and without.memory.adapters == 0
