@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.api.errors import body_at
 from ridgeline.base.errors import RequestError
 from ridgeline.server.keys import Keys
-from ridgeline.server.quota import Quota
+from ridgeline.server.quota import RATE_HEADERS, Quota
 
 OPEN = frozenset({"/health", "/ready", "/ping"})
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -99,7 +99,7 @@ class Access:
             return [(b"vary", b"Origin")]
         answer = [
             (b"access-control-allow-origin", headers[b"origin"]),
-            (b"access-control-expose-headers", b"x-request-id"),
+            (b"access-control-expose-headers", b", ".join((b"x-request-id", b"retry-after", *RATE_HEADERS))),
             (b"vary", b"Origin"),
         ]
         if b"access-control-request-method" in headers:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ridgeline.server.keys import Key
 
 KINDS = ("requests", "tokens", "concurrent")
+_TOLD = {kind: [f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset")]
+         for kind in ("requests", "tokens")}  # fmt: skip
+RATE_HEADERS = (*_TOLD["requests"], *_TOLD["tokens"])
 _BUSY_S = 1.0  # until one of a key's requests may have ended, for all that can be known
 
 
@@ -39,16 +42,14 @@ class Bucket:
         """Take some, beyond what is there too."""
         self._level -= amount
 
-    def told(self, kind: str) -> list[tuple[bytes, bytes]]:
-        """OpenAI's headers of a limit: a minute's worth, whole ones that are left, and the time until all of
-        it has flowed back. None where there is no limit."""
+    def told(self) -> list[bytes]:
+        """A minute's worth, whole ones that are left, and the time until all of it has flowed back; empty
+        where there is no limit."""
         if self._per_minute is None:
             return []
         reset_s = self.wait_s(self._per_minute)
-        values = {"limit": self._per_minute, "remaining": max(0, floor(self._level)),
-                  "reset": _duration(reset_s)}  # fmt: skip
-        return [(f"x-ratelimit-{what}-{kind}".encode(), str(value).encode())
-                for what, value in values.items()]
+        values = self._per_minute, max(0, floor(self._level)), _duration(reset_s)
+        return [str(value).encode() for value in values]
 
 
 class Quota:
@@ -79,7 +80,8 @@ class Quota:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What is left of the key's limits now, as OpenAI tells it."""
-        return [*self._requests.told("requests"), *self._tokens.told("tokens")]
+        told = {"requests": self._requests.told(), "tokens": self._tokens.told()}
+        return [pair for kind, values in told.items() for pair in zip(_TOLD[kind], values, strict=False)]
 
     def check_tokens(self) -> None:
         """Raises RequestError, status 429, while no token is left."""

@@ -136,7 +136,7 @@ def _limits(got: Got) -> dict[str, str]:
 async def test_answers_tell_what_is_left() -> None:
     """By OpenAI's headers, on the refusal too; a limit that a key has not is not told."""
     clock = VirtualClock()
-    app, _, _ = _app(clock, requests_per_minute=2, tokens_per_minute=1000)
+    app, api, engine = _app(clock, requests_per_minute=2, tokens_per_minute=1000)
     body = json.dumps({"prompt": [5] * 40, "max_tokens": 2}).encode()
     assert _limits(await _ask(app, "a", body=body)) == {
         "limit-requests": "2", "remaining-requests": "1", "reset-requests": "30s",
@@ -146,6 +146,10 @@ async def test_answers_tell_what_is_left() -> None:
     assert [one["reset-requests"] for one in refused] == ["57.49s", "57.49s"]
     assert refused[1]["remaining-requests"] == "0" and refused[1]["reset-tokens"] == "10ms"
     assert not _limits(await _ask(app, "b"))
+    pages = build_app(api, Health(engine, VirtualClock(), 30.0), keys=Keys(), origins=("http://a",))
+    seen = (await call(pages, "GET", "/health", headers={"origin": "http://a"})).headers
+    exposed = seen["access-control-expose-headers"].split(", ")
+    assert {f"x-ratelimit-{name}" for name in ("limit-requests", "reset-tokens")} < set(exposed)
     few, _, _ = _app(clock, requests_per_minute=1)
     assert _limits(await _ask(few, "a")) == {
         "limit-requests": "1", "remaining-requests": "0", "reset-requests": "1m0s"}
