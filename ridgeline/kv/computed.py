@@ -59,11 +59,10 @@ class Computed:
         """Index the pages up to entry `full`, except where the same tokens are cached already."""
         per_page = room.page_tokens // chain.block_tokens
         chain.extend(tokens, full * per_page)
+        add, entry, number, pages, away = self._index.add, chain.entry, room.number, group.pages, group.away
         for index in range(group.num_indexed, full):
-            if index in group.away:  # findable once it is back
-                continue
-            self._index.add(group.pages[index],
-                            chain.entry(room.number, index * per_page, (index + 1) * per_page))
+            if index not in away:  # else findable once it is back
+                add(pages[index], entry(number, index * per_page, (index + 1) * per_page))
         group.num_indexed = full
 
     def _leave(self, group: GroupTable, first: int) -> None:

@@ -299,6 +299,8 @@ def rooms_of(groups: Sequence[CacheGroup]) -> tuple[Room, ...]:
 
 def longest(rooms: Sequence[Room], probe: Probe, most: int) -> int:
     """The longest prefix that every group can serve: ask around until nobody cuts it any more."""
+    if len(rooms) == 1:
+        return rooms[0].longest(probe, most)
     hit, before = most, -1
     while hit != before:
         before = hit

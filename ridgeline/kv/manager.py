@@ -221,14 +221,17 @@ class KVManager:
         self._snapshots.release(table)
         for room, group in zip(self._rooms, table.groups):
             # from the tail: what follows is older than what it follows, so eviction takes leaves first
-            for index in range(len(group.pages) - 1, group.first - 1, -1):
+            first, stop, pages = group.first, group.num_indexed, group.pages
+            if not group.away and self._index.has_all(pages[first:stop]):
+                self._pool.drop_all(pages[:first - 1 if first else None:-1])
+                continue
+            for index in range(len(pages) - 1, first - 1, -1):
                 if index in group.away and self._away is not None:
                     self._away.drop(group, index)
                     continue
-                page = group.pages[index]
-                if index < group.num_indexed and page not in self._index:
+                if index < stop and pages[index] not in self._index:
                     self._computed.touch_twin(table, room, index)
-                self._pool.drop(page)
+                self._pool.drop(pages[index])
         self._copies.cancel_unneeded()
 
     # ---- to the host and back

@@ -72,6 +72,19 @@ class PagePool:
         self.refs[page] = 1
         return page
 
+    def take_all(self, num: int) -> list[int]:
+        """take(), so many times."""
+        some = max(len(self._free) - num, 0)
+        pages = self._free[:some - 1 if some else None:-1]
+        del self._free[some:]
+        for _ in range(num - len(pages)):
+            page = self._victim()
+            self._forget(page)
+            pages.append(page)
+        for page in pages:
+            self.refs[page] = 1
+        return pages
+
     def hold(self, page: int) -> None:
         """One more reference to a page that is held or cached."""
         if self.refs[page] == 0:
@@ -91,6 +104,18 @@ class PagePool:
             self._pending[page] = self._closed
         else:
             self._settle(page)
+
+    def drop_all(self, pages: Iterable[int]) -> None:
+        """drop() of each, in order."""
+        refs, pins, pending, step = self.refs, self._pins, self._pending, self._closed
+        flying = step > self._finished
+        for page in pages:
+            refs[page] -= 1
+            if not refs[page]:
+                if flying or page in pins:
+                    pending[page] = step
+                else:
+                    self._settle(page)
 
     def touch(self, page: int) -> None:
         """A cached page counts as used just now."""
@@ -155,7 +180,8 @@ class PagePool:
 
     def _victim(self) -> int:
         page = next(iter(self._idle))
-        if not self._leaf_first[self._index.entry(page).group]:
+        entry = self._index.entry(page)
+        if not self._leaf_first[entry.group] or not self._index.follows(entry.group, entry.digest):
             return page
         # A follower is nearly always older than what it follows, so this seldom turns once.
         while self._index.has_children(page):

@@ -8,9 +8,8 @@ them and which may be evicted is the pool's business.
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from struct import pack
 
 import msgspec
 import numpy as np
@@ -25,9 +24,7 @@ _TOKEN_BYTES = 4
 
 def encode(tokens: Tokens) -> bytes:
     """Token ids as bytes; equal prefixes of tokens are equal prefixes of bytes."""
-    if isinstance(tokens, np.ndarray):
-        return tokens.astype(_TOKEN, copy=False).tobytes()
-    return pack(f"<{len(tokens)}i", *tokens)
+    return np.asarray(tokens, _TOKEN).tobytes()
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -56,8 +53,11 @@ class HashChain:
     def extend(self, tokens: Tokens, num_blocks: int) -> None:
         """Hash on until num_blocks blocks of `tokens` are named."""
         digests, blocks, size = self.digests, self.blocks, self.block_tokens
-        for start in range(len(blocks) * size, num_blocks * size, size):
-            block = encode(tokens[start : start + size])
+        if num_blocks <= len(blocks):
+            return
+        text, size_bytes = encode(tokens[len(blocks) * size : num_blocks * size]), size * _TOKEN_BYTES
+        for start in range(0, len(text), size_bytes):
+            block = text[start : start + size_bytes]
             blocks.append(block)
             digests.append(link(digests[-1], block))
 
@@ -107,6 +107,10 @@ class PrefixIndex:
 
     def __contains__(self, page: int) -> bool:
         return page in self._entries
+
+    def has_all(self, pages: Iterable[int]) -> bool:
+        """Whether all of these are cached."""
+        return self._entries.keys() >= set(pages)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -46,13 +46,13 @@ class Writable:
             group.news.append(index)
         if self._away is not None:
             self._away.bring(table)
-        table.ready, take = NEVER, self._pool.take
+        table.ready = NEVER
         for room, group in zip(self._rooms, table.groups):
-            pages = group.pages
-            for index in range(len(pages), room.num_entries(num_tokens)):
-                pages.append(take())
-                group.news.append(index)
-            capacity = room.capacity(len(pages))
+            first, stop = len(group.pages), room.num_entries(num_tokens)
+            if first < stop:
+                group.pages += self._pool.take_all(stop - first)
+                group.news += range(first, stop)
+            capacity = room.capacity(len(group.pages))
             if capacity < table.ready:
                 table.ready = capacity
         return True

@@ -1,6 +1,7 @@
 """The door: what can never run is refused here, before it holds anything; what may run becomes one Request a
 choice."""
 
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -62,8 +63,8 @@ class Door:
         _check_counts(params)
 
     def _check_ids(self, ids: NDArray, param: str) -> None:
-        wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
-        if len(wrong):
+        if np.minimum.reduce(ids) < 0 or np.maximum.reduce(ids) >= self.vocab_size:
+            wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
             raise RequestError(f"token id {ids[wrong[0]]} is outside the vocabulary: use 0 to "
                                f"{self.vocab_size - 1}", param=param, code="invalid_value")
 
@@ -87,7 +88,8 @@ class Door:
         return [
             Request(
                 number=first_number + choice, id=new.id, choice=choice, params=params,
-                seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt, tokens=known.tolist(),
+                seed=seed if choice == 0 else mix_seed(seed, choice), prompt=prompt,
+                tokens=array("i", known.tobytes()),
                 stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
                 adapter=new.adapter, tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt),
                 imported=new.imported, leases=new.leases, first_token_s=new.first_token_s,

@@ -85,7 +85,7 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
                 *, digest: bool = False) -> StepRecord:
     """The record of a finished step; the executor's own plan goes before the estimate. digest: names the
     plan too."""
-    plan, load, planned_s = flight.plan, flight.load, flight.planned_s
+    plan, load, planned_s, num_drafts = flight.plan, flight.load, flight.planned_s, flight.plan.num_drafts
     floor_s = None
     if prices is not None:
         floor_s = prices.step(_spared(plan, result) if result.shared else plan) + prices.adapters(plan)
@@ -93,8 +93,9 @@ def step_record(flight: Flight, result: StepResult, commit_s: float, prices: Pri
         planned_s = prices.planned(plan) + prices.adapters(plan)
     return StepRecord(
         step=plan.step, num_decodes=plan.num_decodes, num_chunks=plan.num_rows - plan.num_decodes,
-        prefill_tokens=plan.num_tokens - plan.num_decodes - plan.num_drafts, num_sampled=plan.num_sampled,
-        num_drafts=plan.num_drafts, num_new=len(result.tokens),
+        prefill_tokens=plan.num_tokens - plan.num_decodes - num_drafts,
+        num_sampled=int(np.count_nonzero(plan.sample)) + num_drafts,
+        num_drafts=num_drafts, num_new=len(result.tokens),
         num_forced=sum(map(len, result.forced.values())),
         context_tokens=int(np.add.reduce(plan.start)) + plan.num_tokens,
         running=load.running, waiting=load.waiting, used_pages=load.used_pages, free_pages=load.free_pages,

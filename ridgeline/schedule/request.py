@@ -5,6 +5,7 @@ runner rows; a request that does not run has scheduled = computed = 0 by definit
 """
 
 import enum
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -101,20 +102,20 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 class Request:
     """One choice of a request. Written by the scheduler only.
 
-    tokens [known]: prompt and committed output; while it runs, only its row has the last ones and their
-    token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
+    tokens [known], of 32 bits: prompt and committed output; while it runs, only its row has the last ones and
+    their token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
     started before it while it was the eldest or had no room; aged: often enough to rank first (`admit`).
     predicted_output: tokens; what it may have at the most when nothing is known. row: the runner row while
-    RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its
-    row. num_cached: prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens
-    computed before the last preemption. away: what it computed waits in host memory. wasted_tokens: computed
-    more than once, or past the end. prompt_logprobs_from: the first prompt position whose log-probability is
-    still owed (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena
-    yet; 0 once it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits`
-    keeps them. first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks,
-    num_drafts, num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say
-    of it does not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what
-    `overload` knows of it.
+    RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its row. num_cached:
+    prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens computed before the
+    last preemption. away: what it computed waits in host memory. wasted_tokens: computed more than once, or
+    past the end. prompt_logprobs_from: the first prompt position whose log-probability is still owed
+    (num_prompt when none is). imported: tokens whose cache came with it and is not in the arena yet; 0 once
+    it has started. leases: see NewRequest. wait, wait_since_s, waits_s, line_s: `waits.Waits` keeps them.
+    first_scheduled_s, first_started_s: into a plan, and its start on the device. num_chunks, num_drafts,
+    num_accepted, num_forced: see `base.trace.RequestRecord`. void_step: what steps up to it say of it does
+    not count, since one of them lacked memory for it. must_tokens, late, retry_after_s: what `overload` knows
+    of it.
     """
 
     number: int
@@ -123,7 +124,7 @@ class Request:
     params: SamplingParams
     seed: int
     prompt: NDArray[np.int32]
-    tokens: list[int]
+    tokens: "array[int]"
     stop_token_ids: frozenset[int]
     max_tokens: int
     priority: int = 0
@@ -173,7 +174,7 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def known(self) -> "list[int] | NDArray[np.int32]":
+    def known(self) -> "array[int] | NDArray[np.int32]":
         """`tokens`, as an array while they are the prompt's."""
         return self.prompt if len(self.tokens) == self.num_prompt else self.tokens
 

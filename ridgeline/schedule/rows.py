@@ -112,7 +112,7 @@ class Rows:
     def sync(self, request: Request) -> None:
         """Give a request that runs the tokens that only its row knows."""
         new = slice(len(request.tokens), self.known[request.row])
-        request.tokens += self.tokens[request.row, new].tolist()
+        request.tokens.frombytes(self.tokens[request.row, new].tobytes())
         request.token_times_s += self.times_s[request.row, new].tolist()
 
     def append(self, request: Request, num_new: int) -> None:
@@ -196,6 +196,6 @@ class Rows:
             request = self.request[row]
             assert request is not None and request.row == row and request.number == self.number[row]
             assert request.num_prompt <= len(request.tokens) <= self.known[row]
-            assert self.tokens[row, :len(request.tokens)].tolist() == request.tokens
+            assert np.array_equal(self.tokens[row, :len(request.tokens)], request.tokens)
             assert self.tokens[row, self.known[row] - 1] == self.last_token[row]
         assert not self.known[self._free].any() and not self.pending()[self._free].any()

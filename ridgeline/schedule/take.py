@@ -33,7 +33,8 @@ class Taker:
             rows.trim(taken, took, good)
         plain = good & ~rows.slow
         quick = plain & (took == 1) & (self._book.stops[token] == 0) & (rows.known < rows.end)
-        quick[plan.row[list(result.forced)]] = False
+        if result.forced:
+            quick[plan.row[list(result.forced)]] = False
         outputs = self._take_quick(quick, token, now)
         slow = taken.takes & ~quick & ~(plain & ~taken.samples)
         if np.count_nonzero(slow):
@@ -136,6 +137,9 @@ def _by_row(plan: StepPlan, result: StepResult, num_rows: int, *,
     at, took, failed = plan.row, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
     token = np.zeros(num_rows, np.int32)
     took[at], failed[at] = result.num_new, result.failed
+    if one:
+        token[at[result.num_new.nonzero()[0]]] = result.tokens
+        return took, token, failed
     some = result.num_new > 0
     token[at[some]] = result.tokens[(np.cumsum(result.num_new) - result.num_new)[some]]
     return took, token, failed

@@ -187,8 +187,8 @@ class Cluster:
         node = self._router.choose(new.prompt, new.cache_salt, [
             Candidate(node=node, work_s=self._outstanding.work_s(node), added_s=sum(parts[node]))
             for node in able])
-        first = replace(new, params=replace(new.params, max_tokens=1), leases=True)
-        self.nodes[node].add(first if splits else new)
+        self.nodes[node].add(new if not splits else replace(
+            new, params=replace(new.params, max_tokens=1), leases=True))
         self._lives[new.id] = _Life(new=new, node=node)
         self._law.arrive(new.id, self._now_s)
         self._outstanding.sent(new.id, node, prompt_s=parts[node][0], answer_s=parts[node][1])

@@ -55,6 +55,11 @@ class LedgerExecutor:
     def capacity(self) -> Capacity:
         return self._capacity
 
+    @property
+    def free_at_s(self) -> float:
+        """When all steps begun have ended."""
+        return self._free_at_s
+
     def begin(self, plan: StepPlan, now: float) -> int:
         assert len(self._begun) < self.max_in_flight
         self._seen(plan)

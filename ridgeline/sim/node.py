@@ -163,7 +163,9 @@ class Node:
                 break
             if ready_s > until_s:
                 break
-            leap = None if self._leaps is None else self.loop.leap(self._executor, until_s)
+            leap = None
+            if self._leaps is not None and self._executor.free_at_s <= until_s:
+                leap = self.loop.leap(self._executor, until_s)
             if leap is not None and self._leaps is not None:
                 self.clock.advance_to(float(leap.finished_s[-1]))
                 self._leaps.leapt(leap)

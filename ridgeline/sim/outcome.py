@@ -103,12 +103,13 @@ class Meter:
         self.busy_s += float(np.add.reduce(took_s))
         self.prefill_s += float(took_s @ leap.prefill_share)
         self.page_s += float(took_s @ leap.used_pages)
-        self.most_pages = max(self.most_pages, int(leap.used_pages.max()))
+        self.most_pages = max(self.most_pages, int(np.maximum.reduce(leap.used_pages)))
         self.resident_s += float(took_s @ leap.running)
-        self.most_residents = max(self.most_residents, int(leap.running.max()))
+        self.most_residents = max(self.most_residents, int(np.maximum.reduce(leap.running)))
         self.num_rows += int(np.add.reduce(leap.num_rows))
         self.row_s += float(took_s @ leap.num_rows)
-        self.num_held += sum(map(self._hold, leap.running.tolist()))
+        self.num_held += sum(map(self._hold, leap.running.tolist())) if self._batch_holds else int(
+            np.add.reduce(leap.running))
 
     def _hold(self, running: int) -> int:
         """Slots that are taken in a step after whose plan so many requests run."""
@@ -230,7 +231,7 @@ def _cost(usd_per_hour: float | None, duration_s: float, tokens: int, good: int)
 def latencies_of(ended: Iterable[Ended]) -> dict[str, dict[str, float]]:
     """{"ttft", "tpot", "itl", "e2e"}: percentiles of requests that got all their tokens; empty for none."""
     found = list(ended)
-    gaps = [np.diff(one.times_s) for one in found]
+    gaps = [times_s[1:] - times_s[:-1] for times_s in (one.times_s for one in found)]
     return {
         "ttft": spread([t for one in found if (t := ttft_s(one.record)) is not None]),
         "tpot": spread([t for one in found if (t := tpot_s(one.record)) is not None]),
