@@ -20,7 +20,7 @@ ENGINE = {
     "--threads", "--seed", "--deterministic", "--trace-file", "--trace-texts", "--no-progress",
 }  # fmt: skip
 KEY = {"--name", "--priority", "--requests-per-minute", "--tokens-per-minute", "--max-concurrent",
-       "--thinking-budget"}  # fmt: skip
+       "--thinking-budget", "--admin"}  # fmt: skip
 SAMPLING = {"--max-tokens", "--temperature", "--top-p"}
 FLAGS = {
     "serve": ENGINE | {

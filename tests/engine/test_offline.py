@@ -88,6 +88,7 @@ def test_interrupt_leaves_nothing_behind() -> None:
 
     loop = fake_loop(before_step=interrupt)
     runner = Offline(loop, None, WallClock())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
     with pytest.raises(KeyboardInterrupt):
         runner.run([request([3], SamplingParams(max_tokens=50, ignore_eos=True))])
     assert loop.idle() and signal.getsignal(signal.SIGINT) is signal.default_int_handler

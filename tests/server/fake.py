@@ -27,6 +27,7 @@ TEMPLATE = (
 CONTEXT = 256
 TIMES = {"arrived": 1.0, "tokenised": 1.25, "first_scheduled": 1.5, "first_started": 1.625,
          "first_token": 2.0}
+VECTOR = b"\0\0\x80?" * 2  # two times 1.0
 ACCOUNT = {"num_preemptions": 0, "num_chunks": 1, "waited_rows_s": 0.25, "floor_s": 0.5}
 
 
@@ -145,6 +146,7 @@ class FakeEngine:
                         else [],
                         times_s=TIMES | ({"finished": 3.0} if last else {}) if last or not index else {},
                         account=ACCOUNT if last else {},
+                        pooled=VECTOR if last and not broken and params.pool is not None else b"",
                     )
                 )
         return news

@@ -81,7 +81,7 @@ async def test_every_endpoint_that_answers_at_once_has_lines(tmp_path: Path) -> 
     assert told["score"]["body"]["data"][0]["logprob"] == -2.0
     assert told["cut"]["body"]["type"] == "error"
     params = {name: told[name]["body"]["error"]["param"] for name in ("cut", "later", "flow", "vector")}
-    assert params == {"cut": "max_tokens", "later": "background", "flow": "stream", "vector": "model"}
+    assert params == {"cut": "max_tokens", "later": "background", "flow": "stream", "vector": "dimensions"}
 
 
 async def test_a_second_run_answers_only_what_is_missing(tmp_path: Path) -> None:
