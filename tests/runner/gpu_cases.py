@@ -218,10 +218,10 @@ def short(gpu: Gpu, dtype: torch.dtype) -> None:
 
 def prefixes(gpu: Gpu, dtype: torch.dtype) -> None:
     """Rows whose prompts begin alike, in the cache and not, beside one that shares nothing."""
-    alike = [3 + i % 9 for i in range(150)]
-    both(gpu, replace(SETUP, max_step_tokens=160, prefix_caching=True), [
-        job(alike, max_tokens=9), job([*alike[:140], 5, 6], 1, max_tokens=7, logprobs=1),
-        job([4, 5, 6], 2, max_tokens=6), job([*alike, 7], 3, temperature=1.0, seed=3),
+    alike = [3 + i % 9 for i in range(80)]
+    both(gpu, replace(SETUP, max_step_tokens=96, prefix_caching=True), [
+        job(alike, max_tokens=6), job([*alike[:70], 5, 6], 1, max_tokens=4, logprobs=1),
+        job([4, 5, 6], 2, max_tokens=3), job([*alike, 7], 2, max_tokens=3, temperature=1.0, seed=3),
     ], piece=64)  # fmt: skip
 
 
