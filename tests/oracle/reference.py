@@ -33,6 +33,15 @@ def _kind(family: str) -> Any:
     return getattr(transformers, REFERENCES[family] + ending)
 
 
+def has_reference(family: str) -> bool:
+    """False where the transformers at hand is older than the family."""
+    try:
+        _kind(family)
+    except AttributeError:
+        return False
+    return True
+
+
 def reference_config(family: str, **fields: object) -> transformers.PreTrainedConfig:
     """A small config of a family's class in transformers; of two layers where the fields do not say."""
     kind = _kind(family).config_class

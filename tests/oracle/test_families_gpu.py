@@ -12,6 +12,7 @@ from tests.features import cases_running
 from tests.oracle.cases import CASES
 from tests.oracle.oracles import Oracle, text
 from tests.oracle.ours import Ours
+from tests.oracle.reference import has_reference
 from tests.oracle.test_families import pieces
 
 CUDA = torch.device("cuda")
@@ -37,7 +38,10 @@ def compared(one: Oracle) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("case", cases_running(CASES, "GPU"))
 def test_logits_are_as_near_as_bfloat16_can_be(oracle: Callable[[str], Oracle], case: str) -> None:
-    """Whole, and in chunks that end in single tokens: prompts and decodes take different kernels."""
+    """Whole, and in chunks that end in single tokens: prompts and decodes take different kernels. `make test`
+    has every family's reference; a GPU's machine may have an older transformers."""
+    if not has_reference(CASES[case][0]):
+        pytest.skip(f"this transformers has no {CASES[case][0]}")
     for sizes in (None, pieces(77, seed=7)):
         ours, plain = errors(oracle(case), text(77), sizes)
         for share in compared(oracle(case)):
