@@ -13,7 +13,7 @@ Legend: S places of a step (rows, then idle ones).
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +33,16 @@ _log = logging.getLogger(__name__)
 FIELDS = 4  # of a place: runner row, position, token, reach
 
 
+def up_to(sizes: Iterable[int], most: int) -> tuple[int, ...]:
+    """Those below `most`, and `most`."""
+    return (*(size for size in sizes if size < most), most)
+
+
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Ascending sizes up to max_rows: the rows that the kernels' tiles are made for, and close together where
     a row costs a product's share. Every size costs a start its recording."""
     steps = (1, *BUCKETS[1:-1], 8, *range(192, 512, 64), *range(512, max_rows, 128))
-    return (*sorted(size for size in steps if size < max_rows), max_rows)
+    return up_to(sorted(steps), max_rows)
 
 
 @dataclass(frozen=True, slots=True)

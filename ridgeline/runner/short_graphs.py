@@ -18,7 +18,7 @@ from ridgeline.blocks.step import GroupStep, Step
 from ridgeline.kernels.step_inputs import gather
 from ridgeline.nn.build import Model
 from ridgeline.runner.choose import Chooser
-from ridgeline.runner.graphs import FIELDS, Decoded, Recorder
+from ridgeline.runner.graphs import FIELDS, Decoded, Recorder, up_to
 from ridgeline.runner.rows import Rows
 from ridgeline.schedule.plan import SAMPLE_NONE, StepPlan
 from ridgeline.spec.cache import CacheLayout
@@ -61,8 +61,8 @@ class ShortGraphs:
         self._model, self._rows, self._chooser, self._recorder = model, rows, chooser, recorder
         self._pages = [group.tokens_per_page for group in layout.groups]
         self._chunks = max(1, min(_CHUNKS, max_rows // 2))
-        self._decodes = _up_to(_DECODES, max_rows - self._chunks)
-        self._tokens = _up_to(_TOKENS, min(most_tokens(model.spec), max_tokens))
+        self._decodes = up_to(_DECODES, max_rows - self._chunks)
+        self._tokens = up_to(_TOKENS, min(most_tokens(model.spec), max_tokens))
         num = self.num_staged
         self._staged = torch.zeros(num, dtype=torch.int32, device=rows.table.device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=rows.table.device)
@@ -183,8 +183,3 @@ class ShortGraphs:
         broken_S = x_SH.isfinite().all(1).logical_not_()
         out_2S[1].logical_or_(broken_S)
         return Decoded(out_2S=out_2S, logits_SV=logits_SV, lens_S=lens_S, experts=experts)
-
-
-def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Those below `most`, and `most`."""
-    return (*(size for size in sizes if size < most), most)

@@ -128,17 +128,16 @@ class PrefillAttention:
             raise ConfigError(f"no prefill attention kernel: {reason}")
         groups, dim = keys_NPGD.shape[2:]
         per_group, width = num_heads // groups, keys_NPGD.element_size()
-        if tile is None and self._takes_pages(keys_NPGD, dtype):
-            count = num_tokens if isinstance(chunks, Tensor) else sum(c.count for c in chunks)
-            if count is not None and count * num_heads >= 2 * PAGES.heads * self._gpu.processors:
-                tile = PAGES
+        count = num_tokens if isinstance(chunks, Tensor) else sum(c.count for c in chunks)
+        assert count is not None
+        if tile is None:
+            fills = count * num_heads >= 2 * PAGES.heads * self._gpu.processors
+            pages = fills and self._takes_pages(keys_NPGD, dtype)
+            tile = PAGES if pages else tile_for(count, dim, width)
         if isinstance(chunks, Tensor):
-            assert num_tokens is not None
-            tile = tile or tile_for(num_tokens, dim, width)
             return Plan(table_SX=table_SX, chunks=(), choices=(), window=window, tile=tile,
                         num_heads=num_heads, chunks_S3=chunks,
-                        work=_dealt(chunks, num_tokens, tile.heads // per_group))
-        tile = tile or tile_for(sum(c.count for c in chunks), dim, width)
+                        work=_dealt(chunks, count, tile.heads // per_group))
         own = self._gpu.interpret or self._gpu.apart
         library = not own and dim <= LIBRARY_DIM and torch.backends.cudnn.is_available()
         choices = tuple(choose(chunk, dtype=dtype, cache_dtype=keys_NPGD.dtype, window=window, sinks=sinks,
