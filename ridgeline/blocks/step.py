@@ -1,11 +1,12 @@
 """A step and a cache as the blocks' modules see them. Knows no scheduler, no request and no layer.
 
-Legend: T flat tokens, S rows of the step, P table entries a row, N pages of the arena.
+Legend: T flat tokens, W those that are wanted, S rows of the step, P table entries a row, N pages of the
+arena.
 The first `num_decodes` rows have one token each, so row i's token is token i; prompt chunks follow.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,10 +42,11 @@ class Step:
     has one. adapter_T: the slot of the adapter that a token's sequence takes, 0 for none; on the host, and
     for a GPU's kernels int64 on it; None where none of the step takes any. chunks_C3: int32 on the device, of
     a step in a graph: (first token behind the decodes, its position, tokens) of each row after them, idle
-    ones included; what the host says of rows then means nothing. shared: what decodes have in common of the
-    cache group `shared_group`, for `Prefixed` blocks. landings: what the blocks owe the cache once the whole
-    step is through: recurrent states, which unlike keys and values must not be written twice when a step is
-    run again, nor past a draft that falls.
+    ones included; what the host says of rows then means nothing. wanted_W: on the
+    device, which tokens are asked for behind the last layer, the decodes first; None where all are. shared:
+    what decodes have in common of the cache group `shared_group`, for `Prefixed` blocks. landings: what the
+    blocks owe the cache once the whole step is through: recurrent states, which unlike keys and values must
+    not be written twice when a step is run again, nor past a draft that falls.
     """
 
     ids_T: Tensor
@@ -58,6 +60,7 @@ class Step:
     runs: Long | None = None
     adapter_T: Long | Tensor | None = None
     chunks_C3: Tensor | None = None
+    wanted_W: Tensor | None = None
     shared: Shared | None = None
     shared_group: int | None = None
     landings: list[Callable[[Long | None], None]] = field(default_factory=list)
@@ -67,6 +70,11 @@ class Step:
         leading tokens that stand; None where all do."""
         for landing in self.landings:
             landing(stood)
+
+    def only(self, wanted_W: Tensor) -> "Step":
+        """These tokens of it, as a `Tokenwise` block sees them."""
+        ids, positions, reach = (x_T[wanted_W] for x_T in (self.ids_T, self.positions_T, self.reach_T))
+        return replace(self, ids_T=ids, positions_T=positions, reach_T=reach, wanted_W=None)
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +131,14 @@ class Capturable(Protocol):
     them."""
 
     capturable: bool
+
+
+@runtime_checkable
+class Tokenwise(Protocol):
+    """A block whose tokens see nothing of each other, nor what a row or a chunk is: where only such follow,
+    none but the tokens that are asked for have to go on."""
+
+    tokenwise: bool
 
 
 @runtime_checkable

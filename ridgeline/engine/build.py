@@ -283,7 +283,8 @@ def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:
     def weight_bytes(name: str, param: ParamSpec) -> float:
         return held[name] if name in held else held["embed.weight"]  # a tied head is the embedding
 
-    return account(spec, weight_bytes=weight_bytes, cache_element_bytes=numerics.cache.itemsize)
+    return account(spec, weight_bytes=weight_bytes, cache_element_bytes=numerics.cache.itemsize,
+                   ends_early=True)
 
 
 def _info(

@@ -7,7 +7,7 @@ device and no time.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.spec.block import BlockSpec, ParamSpec
 from ridgeline.spec.cost import (
@@ -132,6 +132,11 @@ def _packed(param: ParamSpec, held_bytes: float) -> int:
     return param.num_elements if param.role == "linear" and held_bytes < 1.5 * param.num_elements else 0
 
 
+def _projected(flops: Form) -> Form:
+    """What each token takes, of the projected ones alone."""
+    return tuple((("projected" if name == "tokens" else name, of), value) for (name, of), value in flops)
+
+
 def _embedding(spec: ModelSpec, weight_bytes: WeightBytes) -> Line:
     table = ParamSpec(name="weight", shape=(spec.vocab_size, spec.hidden_size), role="embed")
     row_bytes = weight_bytes("embed.weight", table) / spec.vocab_size
@@ -148,16 +153,22 @@ def _head(spec: ModelSpec, weight_bytes: WeightBytes) -> Line:
                 written=(), sent=())
 
 
-def account(spec: ModelSpec, *, weight_bytes: WeightBytes, cache_element_bytes: float) -> Account:
+def account(spec: ModelSpec, *, weight_bytes: WeightBytes, cache_element_bytes: float,
+            ends_early: bool = False) -> Account:
     """The account of a model; equal lines of equal layers are folded into one.
 
     weight_bytes: asked for "head.weight" also where the embedding is tied. cache_element_bytes: of one K or V
-    number.
+    number. ends_early: behind the last layer's attention only projected positions go on, through a plain
+    feed-forward block; no token sees what it makes of another.
     """
+    end = len(spec.layers) - 1, spec.layers[-1].blocks[-1][0]
     folded: dict[tuple[str, str, Form, Form, Form, Form, int, int], int] = {}
     for index, layer in enumerate(spec.layers):
         for name, block in layer.blocks:
-            for x in _block_lines(f"layers.{index}.{name}", block, weight_bytes, cache_element_bytes):
+            lines = _block_lines(f"layers.{index}.{name}", block, weight_bytes, cache_element_bytes)
+            if ends_early and (index, name) == end and block.kind == "mlp":
+                lines = [replace(x, flops=_projected(x.flops)) for x in lines]
+            for x in lines:
                 key = (x.block, x.op, x.flops, x.read, x.written, x.sent, x.packs, x.kernels)
                 folded[key] = folded.get(key, 0) + 1
     layers = tuple(

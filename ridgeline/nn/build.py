@@ -11,7 +11,17 @@ from torch import Tensor
 
 from ridgeline.adapters.stacked import AnySlots
 from ridgeline.base.errors import ConfigError
-from ridgeline.blocks.step import Block, CacheRegion, Capturable, Dealt, Long, Prefixed, Routed, Step
+from ridgeline.blocks.step import (
+    Block,
+    CacheRegion,
+    Capturable,
+    Dealt,
+    Long,
+    Prefixed,
+    Routed,
+    Step,
+    Tokenwise,
+)
 from ridgeline.blocks.table import BLOCKS
 from ridgeline.kernels.cpu.native import native
 from ridgeline.kernels.decode_linear import DecodeLinears
@@ -56,6 +66,8 @@ class Model:
         self._head = head
         self._modules = [block.module for block in blocks]
         self._routed = [module for module in self._modules if isinstance(module, Routed)]
+        mixing = [i for i, module in enumerate(self._modules) if not isinstance(module, Tokenwise)]
+        self._mixed = max(mixing, default=-1) + 1  # from there on tokens see nothing of each other
         self._dealt = [module for module in self._modules if isinstance(module, Dealt)]
         self._replay: Replay | None = None
 
@@ -88,14 +100,18 @@ class Model:
         return heads.pop() if len(heads) == 1 else None
 
     def forward(self, step: Step) -> Tensor:
-        """The residual stream [T, H] after the last layer; keys and values of the step are written, its
-        states are with `step.land()`."""
+        """The residual stream [T, H] after the last layer, of the tokens that the step wants; keys and values
+        of all are written, its states are with `step.land()`."""
         x_TH = self._embedding(step.ids_T)
         if step.adapter_T is not None:
-            return self._adapted(x_TH, step, step.adapter_T)
-        if self._replay is not None and (out_TH := self._replay(x_TH, step)) is not None:
-            return out_TH
-        return run_layers(self._modules, x_TH, step, {})
+            out_TH = self._adapted(x_TH, step, step.adapter_T)
+            return out_TH if step.wanted_W is None else out_TH[step.wanted_W]
+        if self._replay is not None and (replayed_TH := self._replay(x_TH, step)) is not None:
+            return replayed_TH
+        if step.wanted_W is None:
+            return run_layers(self._modules, x_TH, step, {})
+        x_TH = run_layers(self._modules[: self._mixed], x_TH, step, {})
+        return run_layers(self._modules[self._mixed :], x_TH[step.wanted_W], step.only(step.wanted_W), {})
 
     def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long | Tensor) -> Tensor:
         assert self.adapters is not None, "a model without room for adapters"

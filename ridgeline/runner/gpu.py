@@ -16,7 +16,8 @@ Charter:
   7. Drafts go as chunks, whose positions are all sampled; the host sees how far they stand (flight.py).
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
-hidden, N positions that can be sampled: R, and one more for each draft; P some of them.
+hidden, W tokens that are wanted of the last layer, N positions that can be sampled: R, and one more for each
+draft; P some of them.
 """
 
 from collections import deque
@@ -49,6 +50,7 @@ from ridgeline.runner.rows import Rows
 from ridgeline.runner.short_graphs import ShortGraphs
 from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.runner.stage import retrieved, stage
+from ridgeline.runner.wanted import Wanted
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, Copies, StepPlan, StepResult
 
@@ -319,29 +321,28 @@ class GpuExecutor:
     def _part(self, flight: Flight, places: Places) -> tuple[Places, Tensor]:
         """Some of the plan's rows through the model: (which of N, [2, as many])."""
         part, places = drafts_as_chunks(flight.plan, places)
-        step = build_step(part, self._rows, self._capacity.layout)
+        sizes = flight.plan.draft[places].astype(np.int64) + 1
+        wanted = Wanted.of(part, sizes, self._pooler.rows(part) | self._scores.rows(part))
+        step = build_step(part, self._rows, self._capacity.layout, wanted=wanted.tokens)
         if self._model.apart:  # decodes as chunks of one token, by the kernels of prompts
             step = replace(step, num_decodes=0)
         if isinstance(step.adapter_T, np.ndarray):
             step = replace(step, adapter_T=stage(step.adapter_T, self._device))
-        x_TH = self._model.forward(step)
+        x_WH = self._model.forward(step)
         if (experts := self._model.experts_read()) is not None:
             flight.experts.append(retrieved(experts))
-        sizes = flight.plan.draft[places].astype(np.int64) + 1
         behind = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)  # so many drafts
-        hidden_PH = x_TH[stage(np.repeat(part.count.cumsum() - sizes, sizes) + behind, self._device)]
+        hidden_PH = x_WH[stage(wanted.last(sizes), self._device)]
         out_2P = torch.zeros(2, len(behind), dtype=torch.int32, device=self._device)
         out_2P[1] = hidden_PH.isfinite().all(1).logical_not_()
-        for place, vector_H in self._pooler.of(part, x_TH):
+        for place, vector_H in self._pooler.of(part, x_WH, wanted):
             flight.pooled[int(places[place])] = retrieved(vector_H)
-        first = part.num_decodes  # a decode predicts no token of its prompt
-        for place, count in zip(places[first:].tolist(), part.count[first:].tolist()):
-            owed = self._scores.owed(flight.plan, place, x_TH[first : first + count])
+        for own, place in enumerate(places[part.num_decodes :].tolist(), part.num_decodes):
+            owed = self._scores.owed(flight.plan, place, x_WH[wanted.span(own)])  # of no decode
             flight.prompts += [
                 (place, low, self._chooser.taken(logits_SV, tokens_S, tops))
                 for low, logits_SV, tokens_S, tops in owed
             ]
-            first += count
         self._bind(flight)
         of = np.repeat(places, sizes)
         sampling = np.flatnonzero(flight.plan.sample[of] != SAMPLE_NONE)

@@ -17,13 +17,14 @@ from ridgeline.spec.cache import CacheLayout
 Long = NDArray[np.int64]
 
 
-def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout, *, apart: bool = False) -> Step:
+def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout, *, apart: bool = False,
+               wanted: Long | None = None) -> Step:
     """Gather what the plan's rows feed in; PLACEHOLDERs become the row's last sampled token, on the
     device.
 
     A decode that verifies drafts becomes a row for each of its tokens: all write before any attends, so each
     sees what it would alone, by the very path of a decode. `runs` says which rows are one sequence's. apart:
-    so does every token of a prompt.
+    so does every token of a prompt. wanted: see `Step.wanted_W`.
     """
     counts, starts = plan.count.astype(np.int64), plan.start.astype(np.int64)
     ends = starts + counts
@@ -52,6 +53,7 @@ def build_step(plan: StepPlan, rows: Rows, layout: CacheLayout, *, apart: bool =
         ids_T=ids, positions_T=positions, starts=starts, counts=counts, num_decodes=num_decodes, runs=runs,
         adapter_T=adapter_T if adapter_T.any() else None, reach_T=reach,
         lengths_S=stage(ends.astype(np.int32), device),
+        wanted_W=None if wanted is None else stage(wanted, device),
         groups=tuple(_group(table, group.tokens_per_page, rows_R, rows_T, positions)
                      for table, group in zip(rows.tables, layout.groups, strict=True)))
 

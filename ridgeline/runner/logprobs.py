@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.nn.build import Model
@@ -58,8 +59,14 @@ class PromptScores:
 
     def concerns(self, plan: StepPlan) -> bool:
         """True when a chunk of the plan owes some."""
-        chunks = plan.row[plan.num_decodes:].tolist()
-        return any(self._rows.request(row).params.prompt_logprobs is not None for row in chunks)
+        return bool(self.rows(plan).any())
+
+    def rows(self, plan: StepPlan) -> NDArray[np.bool_]:
+        """[R] chunks that owe some, so that all their tokens are needed."""
+        asked = np.zeros(plan.num_rows, np.bool_)
+        for place, row in enumerate(plan.row[plan.num_decodes:].tolist(), plan.num_decodes):
+            asked[place] = self._rows.request(row).params.prompt_logprobs is not None
+        return asked
 
     def owed(self, plan: StepPlan, place: int, x_CH: Tensor) -> Iterator[tuple[int, Tensor, Tensor, int]]:
         """Of the prompt positions that this chunk's hidden states predict and that are still owed, slice by

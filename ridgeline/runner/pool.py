@@ -1,14 +1,17 @@
 """A prompt's final hidden states as one vector, for the rows that asked: their mean, or the last.
 
-Legend: C tokens of a chunk, T tokens, H hidden.
+Legend: C tokens of a chunk, W tokens that are wanted, R rows of the plan, H hidden.
 """
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.nn.build import Model
+from ridgeline.runner.wanted import Wanted
 from ridgeline.schedule.plan import RowStart, StepPlan
 
 
@@ -30,15 +33,20 @@ class Pooler:
         """True when one of the rows asked."""
         return bool(self._asked) and not self._asked.keys().isdisjoint(plan.row.tolist())
 
-    def of(self, plan: StepPlan, x_TH: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def rows(self, plan: StepPlan) -> NDArray[np.bool_]:
+        """[R] whose tokens are all needed."""
+        if not self._asked:
+            return np.zeros(plan.num_rows, np.bool_)
+        return np.isin(plan.row, list(self._asked))
+
+    def of(self, plan: StepPlan, x_WH: Tensor, wanted: Wanted) -> Iterator[tuple[int, Tensor]]:
         """(place in the plan, float32 vector [H]) of prompts that this step's hidden states make whole."""
         if not self._asked:
             return
-        ends = plan.count.cumsum().tolist()
-        for place, (row, end) in enumerate(zip(plan.row.tolist(), ends, strict=True)):
+        for place, row in enumerate(plan.row.tolist()):
             if row in self._asked:
                 first = int(plan.start[place])
-                hidden_CH = self._model.final(x_TH[end - int(plan.count[place]): end])
+                hidden_CH = self._model.final(x_WH[wanted.span(place)])
                 if (vector_H := self._take(self._asked[row], first, hidden_CH)) is not None:
                     yield place, vector_H.float()
 

@@ -43,6 +43,7 @@ from ridgeline.runner.rows import Rows
 from ridgeline.runner.sampler import Sampler
 from ridgeline.runner.speculate.speculator import Drafter, Proposal
 from ridgeline.runner.speculate.verify import Span, verify
+from ridgeline.runner.wanted import Wanted
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, Drafting, RowLogprobs, StepPlan, StepResult
 
@@ -215,24 +216,24 @@ class LocalExecutor:
     def _forward(self, plan: StepPlan, places: Places, outcome: _Outcome) -> None:
         """Run some of the plan's rows through the model; keep the hidden states that are projected."""
         part = select(plan, places)
-        step = build_step(part, self._rows, self._capacity.layout, apart=self._model.apart)
-        x_TH = self._model.forward(step)
-        hidden_SH = x_TH[torch.from_numpy(_tails(part.count.cumsum(), part.draft))]
+        tails = part.draft.astype(np.int64) + 1
+        wanted = Wanted.of(part, tails, self._pooler.rows(part) | self._scores.rows(part))
+        step = build_step(part, self._rows, self._capacity.layout, apart=self._model.apart,
+                          wanted=wanted.tokens)
+        x_WH = self._model.forward(step)
+        hidden_SH = x_WH[torch.from_numpy(wanted.last(tails))]
         if outcome.hidden_SH.shape[0] == 0:
             outcome.hidden_SH = hidden_SH.new_zeros(int(outcome.ends[-1]), hidden_SH.shape[1])
         outcome.hidden_SH[torch.from_numpy(_tails(outcome.ends[places], part.draft))] = hidden_SH
         own_RH = outcome.hidden_SH[torch.from_numpy(outcome.ends[places] - 1 - part.draft)]
         broken = places[torch.isfinite(own_RH).all(1).logical_not_().cpu().numpy()]
         outcome.broken.errors.update(dict.fromkeys(broken.tolist(), NOT_FINITE))
-        for place, vector in self._pooler.of(part, x_TH):
+        for place, vector in self._pooler.of(part, x_WH, wanted):
             outcome.pooled[int(places[place])] = vector.cpu().numpy()
-        chunks = slice(part.num_decodes, None)  # a decode predicts no token of its prompt
-        first = int(part.count[:part.num_decodes].sum())
-        for place, count in zip(places[chunks].tolist(), part.count[chunks].tolist()):
-            found = self._scores.of(plan, place, x_TH[first: first + count])
+        for own, place in enumerate(places[part.num_decodes:].tolist(), part.num_decodes):
+            found = self._scores.of(plan, place, x_WH[wanted.span(own)])  # of no decode
             if found and place not in outcome.broken.errors:
                 outcome.prompt_logprobs[place] = found
-            first += count
         if step.runs is None or not part.draft.any():
             step.land()
         else:

@@ -175,8 +175,9 @@ class ShortGraphs:
             ),
             adapter_T=self._rows.adapters[row_N] if size.adapted else None,
             chunks_C3=rest[: 3 * self._chunks].view(-1, 3),
+            wanted_W=last_S,
         )
-        x_SH = self._model.forward(step)[last_S]
+        x_SH = self._model.forward(step)
         experts, logits_SV = self._model.experts_read(), self._model.logits(x_SH, sampled)
         out_2S = self._out[: 2 * sampled].view(2, sampled)
         self._chooser.choose(logits_SV, rows_S, lens_S, out_2S)

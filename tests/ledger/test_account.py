@@ -97,3 +97,14 @@ def test_packed_weights_read_packed_bytes() -> None:
     norms = sum(p.num_elements for _, p in spec.params() if p.role == "norm")
     read = total(acct, decodes(1, 1), "read_bytes")
     assert read == linear * 5 / 8 + 49152 * (576 + 2) + norms * 4 + 576 * 2 + 23040
+
+
+def test_prompts_that_end_early_owe_the_last_feed_forward_of_projected_positions() -> None:
+    spec = shape("llama-3-8b")
+    whole, early = (account(spec, weight_bytes=lambda _, param: 2.0 * param.num_elements, ends_early=early,
+                            cache_element_bytes=2) for early in (False, True))
+    prompt, decode = Step([(0, 512)]), Step([(511, 1)])
+    feed_forward = 2 * 3 * 4096 * 14336
+    assert total(whole, prompt, "flops") - total(early, prompt, "flops") == 511 * feed_forward
+    assert total(whole, decode, "flops") == total(early, decode, "flops")
+    assert total(whole, prompt, "read_bytes") == total(early, prompt, "read_bytes")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.base.errors import CheckpointError
-from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.blocks.step import Block, GroupStep, Step
 from ridgeline.nn.build import Model, build_model
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
@@ -17,8 +17,9 @@ from tests.nn.dense_twin import twin_logits
 torch.set_num_threads(1)
 
 
-def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Logits of a whole prompt through an arena of its own, pages in order."""
+def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32,
+                wanted: list[int] | None = None) -> Tensor:
+    """Logits of a whole prompt, or of the tokens wanted, through an arena of its own, pages in order."""
     layout = plan_layout(spec.cache(dtype.itemsize), block_tokens=4)
     num_pages = len(ids)
     arena = torch.full((num_pages, layout.page_bytes), 255, dtype=torch.uint8)
@@ -29,6 +30,7 @@ def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtyp
     table = torch.arange(num_pages, dtype=torch.int32)[None]
     step = Step(ids_T=torch.tensor(ids), positions_T=positions, reach_T=length.expand(len(ids)),
                 lengths_S=length, starts=length.numpy() * 0, counts=length.numpy(), num_decodes=0,
+                wanted_W=None if wanted is None else torch.tensor(wanted),
                 groups=tuple(GroupStep(table_SP=table, slots_T=positions) for _ in layout.groups))
     return model.logits(model.forward(step), 0)
 
@@ -41,6 +43,33 @@ def test_equals_the_dense_twin(spec: ModelSpec) -> None:
     weights, ids = tiny_weights(spec), tokens_of(23).tolist()
     logits = _one_prompt(build_model(spec, weights, torch.float32), spec, ids)
     torch.testing.assert_close(logits.double(), twin_logits(spec, weights, ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [tiny_spec(), tiny_spec(windows=(None, 6), num_layers=3)],
+                         ids=["plain", "windows"])
+def test_only_the_tokens_that_are_wanted_go_to_the_end(spec: ModelSpec) -> None:
+    """The last feed-forward sees no others, and what they are to become is the same."""
+    model = build_model(spec, tiny_weights(spec), torch.float32)
+    ids, wanted = tokens_of(23).tolist(), [4, 21, 22]
+    whole = _one_prompt(model, spec, ids)
+    last, seen = model._modules[-1], list[int]()
+    model._modules[-1] = _Counted(last, seen)  # type: ignore[call-overload]
+    some = _one_prompt(model, spec, ids, wanted=wanted)
+    torch.testing.assert_close(some, whole[wanted])
+    assert seen == [3]
+
+
+class _Counted:
+    """A block that notes how many tokens it is given."""
+
+    def __init__(self, block: Block, seen: list[int]) -> None:
+        self._block, self._seen, self.bind = block, seen, block.bind
+        self.share_key, self.prepare = block.share_key, block.prepare
+
+    def __call__(self, x_TH: Tensor, step: Step, shared: object) -> Tensor:
+        self._seen.append(len(x_TH))
+        assert step.num_tokens == len(x_TH)
+        return self._block(x_TH, step, shared)
 
 
 def test_multiplier_and_divisor_of_the_ends() -> None:

@@ -13,6 +13,7 @@ class Mlp:
     """See MlpSpec."""
 
     capturable = True
+    tokenwise = True
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         self._gate_up = parts.gated_linear("norm", "gate_up", spec.norm_eps, spec.activation)

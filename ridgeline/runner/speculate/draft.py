@@ -25,6 +25,7 @@ from ridgeline.runner.sampler import Sampler
 from ridgeline.runner.speculate.speculator import Proposal, num_agreed
 from ridgeline.runner.speculate.texts import Texts, Tokens
 from ridgeline.runner.speculate.verify import draws_freely
+from ridgeline.runner.wanted import Wanted
 from ridgeline.schedule.assemble import copies_of, table_deltas
 from ridgeline.schedule.door import mix_seed
 from ridgeline.schedule.executor import Capacity
@@ -181,9 +182,10 @@ class DraftModel:
             num_decodes=num_decodes, row_starts=(), tables=table_deltas(news), copies=copies_of(news))
         self._rows.update(plan.tables)
         self._cache.copy(plan.copies)
-        built = build_step(plan, self._rows, self._capacity.layout)
-        x_TH = self._model.forward(built)
+        wanted = Wanted.of(plan, np.ones(len(rows), np.int64), np.zeros(len(rows), np.bool_))
+        built = build_step(plan, self._rows, self._capacity.layout, wanted=wanted.tokens)
+        x_WH = self._model.forward(built)
         built.land()
         self._manager.return_tickets(plan.copies.ticket.tolist())
         self._manager.step_finished(step)
-        return x_TH[torch.from_numpy(counts.cumsum() - 1)]
+        return x_WH[torch.from_numpy(wanted.ends - 1)]
