@@ -1,5 +1,5 @@
 """A step on its way through a GPU: its memory on the host, and what becomes of it once it is there. Knows no
-model and launches nothing.
+model.
 
 Legend: R rows of the plan, N positions that can be sampled: a row's last and one more for each of its drafts.
 """
@@ -40,8 +40,9 @@ class Flight:
     finite. prompts: (place, first position, scores). experts: pinned, a number each: experts
     that parts of the step read, besides experts_read.
 
-    binds: grammars must have read the step before it until it is sampled. bound: they have. settled: its own
-    tokens were read, and are `tokens` by place where anybody reads them; forced: what can alone follow them.
+    binds: grammars must have read the step before it until it is sampled. bound: they have. logits_RV: it is
+    launched so far, and not sampled. settled: its own tokens were read, and are `tokens` by place where
+    anybody reads them; forced: what can alone follow them.
     """
 
     plan: StepPlan
@@ -50,6 +51,7 @@ class Flight:
     out_2N: Tensor
     binds: bool = False
     bound: bool = False
+    logits_RV: Tensor | None = None
     settled: bool = False
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     masks: Masks | None = None
@@ -73,6 +75,12 @@ class Flight:
     def firsts(self) -> Places:
         """Where each row's positions begin among the N."""
         return self.plan.draft.cumsum() - self.plan.draft + np.arange(self.plan.num_rows)
+
+    def end(self, out_2N: Tensor) -> None:
+        """All of the step is launched: its results start their way back."""
+        room = self.slot.out[: out_2N.numel()].view(out_2N.shape)
+        self.out_2N = room.copy_(out_2N, non_blocking=True)
+        self.slot.ended.record()
 
     def read(self) -> dict[int, list[int]]:
         """The step's tokens by place, once it has ended: a row's go on as far as they are as drafted."""

@@ -1,8 +1,8 @@
 """What on the host goes along with the texts of a GPU's rows: their grammars, and drafts.
 
-It reads every step's tokens once, in order, when they have come back, and lags behind the GPU so long as
-nobody needs it: a step under a grammar waits for it between its forward pass and its sampling, a step with
-drafts is begun when nothing else is in flight. Knows no device.
+It reads every step's tokens once, in order, when they have come back: a step under a grammar waits for that
+between its forward pass and its sampling, a step with drafts is begun when nothing else is in flight. Knows
+no device.
 """
 
 from collections.abc import Mapping

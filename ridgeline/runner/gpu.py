@@ -11,8 +11,9 @@ Charter:
      row that lacks memory even alone is reported as undone. Rows whose numbers are not finite are found on
      the GPU and reported with the result.
   5. A step's time is the GPU's own, between two events.
-  6. Nothing waits inside a step, but for the one before it where a row follows a grammar: once its forward
-     pass is on its way, and until its masks are made.
+  6. A step of decodes under grammars is launched up to its logits. Once the step before it was waited for,
+     its masks are made by other threads, and it is sampled by whoever comes next: the launch of the step
+     behind it, or who waits for it. One with prompts waits inside for the step before it and for its masks.
   7. Drafts go as chunks, whose positions are all sampled; the host sees how far they stand (flight.py).
 
 Knows no queue, no page ownership and no text. Legend: R rows of the plan, S rows that sample, T tokens, H
@@ -41,7 +42,7 @@ from ridgeline.runner.flight import Flight, Slot
 from ridgeline.runner.follow import Follower
 from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.graphs import FIELDS, DecodeGraphs, Recorder
-from ridgeline.runner.inputs import build_step, drafts_as_chunks
+from ridgeline.runner.inputs import build_step, drafts_as_chunks, idle_prompts
 from ridgeline.runner.isolate import Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.pool import Pooler
@@ -52,7 +53,7 @@ from ridgeline.runner.speculate.speculator import Drafter
 from ridgeline.runner.stage import retrieved, stage
 from ridgeline.runner.wanted import Wanted
 from ridgeline.schedule.executor import Capacity
-from ridgeline.schedule.plan import SAMPLE_NONE, Copies, StepPlan, StepResult
+from ridgeline.schedule.plan import SAMPLE_NONE, StepPlan, StepResult
 
 
 class GpuExecutor:
@@ -144,8 +145,7 @@ class GpuExecutor:
         self._choose_idle()
 
     def begin(self, plan: StepPlan, now: float) -> int:
-        """Launch a step; returns its ticket. A step under grammars waits, once its forward pass is launched,
-        for the step before it. MemoryError when there is none even for its news."""
+        """Launch a step; returns its ticket. MemoryError when there is none even for its news."""
         try:
             return self._launch(plan)
         except Exception as error:
@@ -156,6 +156,8 @@ class GpuExecutor:
     def _launch(self, plan: StepPlan) -> int:
         assert len(self._flying) < self.max_in_flight, "too many steps in flight"
         assert plan.num_tokens <= self._capacity.max_step_tokens
+        for earlier in self._flying:
+            self._sample(earlier)
         slot = self._slots[self._next_ticket % len(self._slots)]
         flight = Flight(
             plan=plan, ticket=self._next_ticket, slot=slot, out_2N=slot.out, binds=self._follower.binds(plan)
@@ -165,14 +167,11 @@ class GpuExecutor:
         if plan.draft.any():
             assert not self._flying, "drafts go on from texts that are known"
             self._follower.fill(flight)
-        out_2N = None
-        if not flight.proposals and not self._pooler.concerns(plan):
-            out_2N = self._by_graph(flight)
-        if out_2N is None:
+        if flight.proposals or self._pooler.concerns(plan) or not self._by_graph(flight):
             with torch.inference_mode():
-                out_2N = self._mixed(flight)
-        flight.out_2N = slot.out[: out_2N.numel()].view(out_2N.shape).copy_(out_2N, non_blocking=True)
-        slot.ended.record()
+                flight.end(self._mixed(flight))
+        if not self._flying and flight.logits_RV is not None:
+            self._follower.mask(flight)
         self._next_ticket += 1
         self._flying.append(flight)
         return flight.ticket
@@ -186,6 +185,7 @@ class GpuExecutor:
         broke."""
         flight = self._flying.popleft()
         assert ticket == flight.ticket, "steps finish in the order begun"
+        self._sample(flight)
         try:
             flight.slot.ended.synchronize()
         except RuntimeError as error:  # an error of a kernel stays with the process
@@ -193,6 +193,9 @@ class GpuExecutor:
         finished_s = self._clock.now()
         elapsed_ms = flight.slot.begun.elapsed_time(flight.slot.ended)
         self._read(flight)
+        for later in self._flying:
+            if later.logits_RV is not None:
+                self._follower.mask(later)
         return flight.result(finished_s - elapsed_ms / 1e3, finished_s)
 
     def put_adapter(self, slot: int, adapter: Adapter | None) -> None:
@@ -221,20 +224,26 @@ class GpuExecutor:
                 self._read(earlier)
             self._follower.mask(flight)
 
+    def _sample(self, flight: Flight) -> None:
+        """Sample a step that is launched up to its logits, once its masks are there."""
+        logits_RV, flight.logits_RV = flight.logits_RV, None
+        if logits_RV is None:
+            return
+        out_2R = torch.zeros(2, len(logits_RV), dtype=torch.int32, device=self._device)
+
+        def choose(places: Places) -> None:  # one behind another
+            part, none = slice(places[0], places[-1] + 1), np.zeros_like(places)
+            out_2R[:, part] = self._choose(logits_RV[part], flight, places, none)
+
+        with torch.inference_mode():
+            isolate(np.arange(len(logits_RV)), choose, flight.broken)
+            flight.end(out_2R)
+
     # ---- a step
 
     def _prompts(self, num_tokens: int) -> None:
         """Prompts of so many tokens together through the model, in a page that no request has yet."""
-        left, counts = num_tokens, list[int]()
-        while left and len(counts) < self._capacity.num_rows:
-            counts.append(min(left, self._capacity.max_model_len))
-            left -= counts[-1]
-        rows, zeros = np.arange(len(counts), dtype=np.int32), np.zeros(len(counts), np.int32)
-        plan = StepPlan(
-            step=0, request=rows.astype(np.int64), row=rows, start=zeros, count=np.array(counts, np.int32),
-            sample=zeros.astype(np.uint8), draft=zeros, tokens=np.zeros(sum(counts), np.int32), num_decodes=0,
-            row_starts=(), tables=(), copies=Copies.none(),
-        )  # fmt: skip
+        plan = idle_prompts(num_tokens, most_rows=self._capacity.num_rows, most=self._capacity.max_model_len)
         with torch.inference_mode():
             self._model.forward(build_step(plan, self._rows, self._capacity.layout))
 
@@ -256,17 +265,17 @@ class GpuExecutor:
         self._prefixes.update(plan.tables, fresh=bool(plan.row_starts))
         self._cache.copy(plan.copies)
 
-    def _by_graph(self, flight: Flight) -> Tensor | None:
-        """[2, R and more]; None, and nothing sampled, when there is no graph for it or no memory."""
+    def _by_graph(self, flight: Flight) -> bool:
+        """False, and nothing sampled, when there is no graph for it or no memory."""
         if self._graphs is None or self._short is None:
-            return None
+            return False
         if flight.plan.num_rows == flight.plan.num_decodes:
             return self._decode(self._graphs, flight)
         if flight.binds or self._scores.concerns(flight.plan):
-            return None
+            return False
         return self._with_prompts(self._short, flight)
 
-    def _with_prompts(self, graphs: ShortGraphs, flight: Flight) -> Tensor | None:
+    def _with_prompts(self, graphs: ShortGraphs, flight: Flight) -> bool:
         plan, done = flight.plan, None
         try:
             size = graphs.size_of(plan)
@@ -275,16 +284,17 @@ class GpuExecutor:
         except torch.OutOfMemoryError:
             flight.broken.short = True
         if size is None or done is None:
-            return None
+            return False
         if done.experts is not None:
             flight.experts.append(retrieved(done.experts))
         at = graphs.places(plan, size)
         self._score(
             flight, done.logits_SV, done.lens_S, done.out_2S[0], flight.sampled, at=at[flight.sampled]
         )
-        return done.out_2S[:, stage(at, self._device)]
+        flight.end(done.out_2S[:, stage(at, self._device)])
+        return True
 
-    def _decode(self, graphs: DecodeGraphs, flight: Flight) -> Tensor | None:
+    def _decode(self, graphs: DecodeGraphs, flight: Flight) -> bool:
         plan = flight.plan
         reach = np.maximum(self._rows.num_prompt[plan.row], plan.start + 1)
         groups = self._prefixes.of(plan.row, plan.start) if graphs.shares else ()
@@ -295,16 +305,16 @@ class GpuExecutor:
             )  # fmt: skip
         except torch.OutOfMemoryError:
             flight.broken.short = True
-            return None
+            return False
         num, flight.shared = plan.num_rows, groups
         if done.experts is not None:
             flight.experts.append(retrieved(done.experts))
         if flight.binds:
-            with torch.inference_mode():
-                self._bind(flight)
-                return self._choose(done.logits_SV[:num], flight, np.arange(num), np.zeros(num, np.int64))
+            flight.logits_RV = done.logits_SV[:num]
+            return True
         self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
-        return done.out_2S
+        flight.end(done.out_2S)
+        return True
 
     def _mixed(self, flight: Flight) -> Tensor:
         """[2, N]"""
@@ -372,11 +382,9 @@ class GpuExecutor:
         """What grammars leave to these positions, on its way to the device."""
         if masks is None:
             return None
-        which = np.array([masks.first.get(place, -1) for place in places.tolist()], np.int32)
-        which = np.where(which < 0, -1, which + behind).astype(np.int32)
+        which_S = stage(masks.of(places, behind), self._device)
         masks.filled.result()
-        bits = masks.bits_NW.to(self._device, non_blocking=True)
-        return Allowed(bits=bits, which_S=stage(which, self._device))
+        return Allowed(bits=masks.bits_NW.to(self._device, non_blocking=True), which_S=which_S)
 
     def _score(
         self, flight: Flight, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, positions: Places,

@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import lru_cache
+from threading import Event, Lock
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +31,7 @@ from ridgeline.schedule.plan import SAMPLE_NONE, RowStart, StepPlan
 FORBIDDEN = -1e30  # added, makes a logit that no other reaches; finite: a row of them is not broken
 MOST_COMPILED = 256
 LEAST_FORCED = 2  # tokens: a single one is sampled by a step that is planned already
+_MOST_SPELT, _LONGEST_SPELT = 4096, 256  # forced texts whose tokens are kept; characters of one
 
 
 class Vocabulary(Protocol):
@@ -55,10 +57,14 @@ class _Words:
         self.special_token_ids = sorted(vocabulary.marker_ids)
         self.tokens = [(b"\xff" if token in vocabulary.marker_ids else b"") + vocabulary.token_bytes(token)
                        for token in range(vocab_size)]
+        self._kept = lru_cache(_MOST_SPELT)(self._spelt)  # a schema's keys come again and again
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._vocabulary.encode(text, add_special=False)
+        return list(self._kept(text) if len(text) <= _LONGEST_SPELT else self._spelt(text))
+
+    def _spelt(self, text: str) -> tuple[int, ...]:
+        return tuple(self._vocabulary.encode(text, add_special=False))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,12 +91,17 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """The masks of a step: bits_NW int32, on the host, filled once `filled` is done; first: of each place in
-    the plan."""
+    """The masks of a step: bits_NW int32, on the host, filled once `filled` is done, and good until those of
+    the next are asked for; first: of each place in the plan."""
 
     bits_NW: Tensor
     first: Mapping[int, int]
     filled: Future[None]
+
+    def of(self, places: NDArray[np.int64], behind: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Which of N each position has, so many drafts behind its place of the plan; -1 for none."""
+        first = np.array([self.first.get(place, -1) for place in places.tolist()], np.int32)
+        return np.where(first < 0, -1, first + behind).astype(np.int32)
 
     def apply(self, logits_SV: Tensor, places: Sequence[int], first: Sequence[int], drafts: Sequence[int],
               *, keep: bool) -> Tensor:
@@ -115,6 +126,43 @@ class Masks:
         return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN, out=target_SV)  # selecting takes tenfold
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Positions of a step whose masks are filled, by what fills them. first: as in `Masks`. runs: positions
+    that have one token each, and those."""
+
+    first: dict[int, int] = field(default_factory=dict)
+    plain: list[tuple[LLMatcher, int]] = field(default_factory=list)
+    drafted: list[tuple[LLMatcher, int, list[int]]] = field(default_factory=list)
+    runs: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+
+    def add(self, row: _Row, place: int, first: int, drafts: list[int]) -> None:
+        """A row at this place of the plan, whose positions begin at `first`, one more for each draft."""
+        self.first[place] = first
+        if drafts:
+            self.drafted.append((row.matcher, first, drafts))
+        elif not row.run:
+            self.plain.append((row.matcher, first))
+        for at, token in zip(range(first, first + len(drafts) + 1), row.run):
+            self.runs[0].append(at)
+            self.runs[1].append(token)
+
+    def fill(self, executor: LLExecutor, bits_NW: NDArray[np.int32], begun: Event) -> None:
+        """Fill all of them; begun: when the threads are about to."""
+        target = bits_NW.ctypes.data, bits_NW.shape[1] * bits_NW.itemsize, len(bits_NW)
+        if self.drafted:
+            bits_NW[:] = 0  # of those behind a draft that is forbidden
+        begun.set()
+        if self.plain:
+            executor.unsafe_compute_mask_ptr(self.plain, *target)
+        if self.drafted:
+            executor.unsafe_compute_mask_ptr_with_draft_token(self.drafted, *target)
+        if self.runs[0]:
+            at, tokens = np.array(self.runs[0]), np.array(self.runs[1])
+            bits_NW[at] = 0
+            bits_NW.view(np.uint32)[at, tokens // 32] = 1 << tokens % 32
+
+
 class Grammars:
     """The matchers of all runner rows.
 
@@ -133,6 +181,7 @@ class Grammars:
         self._jump_ahead, self._pinned = jump_ahead, pinned
         self._rows: dict[int, _Row] = {}
         self._known: dict[int, int] = {}  # of rows that jumped in the last step: the next position
+        self._bits_NW = torch.zeros(0, 0, dtype=torch.int32)
         self._executor = LLExecutor(threads)
         self._worker = ThreadPoolExecutor(1, "grammar")
 
@@ -190,35 +239,26 @@ class Grammars:
         """Begin to fill the masks of the rows that sample; None when none of them has a grammar."""
         if not self._rows:
             return None
-        asked: list[tuple[_Row, int, list[int]]] = []
-        first: dict[int, int] = {}
-        ends, total = plan.count.cumsum(), 0
+        asked, total, numbers = _Asked(), 0, plan.row.tolist()
+        ends = plan.count.cumsum() if plan.num_drafts else None
         for place in np.flatnonzero(plan.sample != SAMPLE_NONE).tolist():
-            row = self._rows.get(int(plan.row[place]))
+            row = self._rows.get(numbers[place])
             if row is None:
                 continue
-            drafts = plan.tokens[ends[place] - plan.draft[place]: ends[place]].tolist()
-            asked.append((row, total, drafts))
-            first[place] = total
+            drafts = list[int]()
+            if ends is not None:
+                drafts = plan.tokens[ends[place] - plan.draft[place]: ends[place]].tolist()
+            asked.add(row, place, total, drafts)
             total += 1 + len(drafts)
-        if not asked:
+        if not asked.first:
             return None
-        shape = total, -(-self._vocab_size // 32)
-        bits_NW = torch.zeros(shape, dtype=torch.int32, pin_memory=self._pinned)
-        return Masks(bits_NW=bits_NW, first=first,
-                     filled=self._worker.submit(self._fill, asked, bits_NW.numpy()))
-
-    def _fill(self, asked: Sequence[tuple[_Row, int, list[int]]], bits_NW: NDArray[np.int32]) -> None:
-        """The masks of each row from its place on, one more for each of its drafts."""
-        target = bits_NW.ctypes.data, bits_NW.shape[1] * bits_NW.itemsize, len(bits_NW)
-        if plain := [(row.matcher, place) for row, place, drafts in asked if not (drafts or row.run)]:
-            self._executor.unsafe_compute_mask_ptr(plain, *target)
-        if drafted := [(row.matcher, place, drafts) for row, place, drafts in asked if drafts]:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
-        for row, place, drafts in asked:
-            for behind, token in enumerate(row.run[: len(drafts) + 1]):
-                bits_NW[place + behind] = 0
-                bits_NW.view(np.uint32)[place + behind, token // 32] = 1 << token % 32
+        if total > len(self._bits_NW):
+            words = -(-self._vocab_size // 32)
+            self._bits_NW = torch.zeros(total, words, dtype=torch.int32, pin_memory=self._pinned)
+        bits_NW, begun = self._bits_NW[:total], Event()
+        filled = self._worker.submit(asked.fill, self._executor, bits_NW.numpy(), begun)
+        begun.wait()  # from here on it needs no turn at Python, for which it would wait long
+        return Masks(bits_NW=bits_NW, first=asked.first, filled=filled)
 
     def accept(self, number: int, tokens: Sequence[int]) -> str | None:
         """The row took these tokens; why its grammar cannot be followed any further, if so. With the end of

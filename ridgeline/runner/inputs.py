@@ -77,6 +77,18 @@ def drafts_as_chunks(plan: StepPlan, places: Long) -> tuple[StepPlan, Long]:
     return alone_first, places
 
 
+def idle_prompts(num_tokens: int, *, most_rows: int, most: int) -> StepPlan:
+    """A step of prompts of at most `most` tokens each, whole, that nobody asked for."""
+    counts = [most] * min(num_tokens // most, most_rows)
+    if num_tokens % most and len(counts) < most_rows:
+        counts.append(num_tokens % most)
+    rows, zeros = np.arange(len(counts), dtype=np.int32), np.zeros(len(counts), np.int32)
+    return StepPlan(
+        step=0, request=rows.astype(np.int64), row=rows, start=zeros, count=np.array(counts, np.int32),
+        sample=zeros.astype(np.uint8), draft=zeros, tokens=np.zeros(sum(counts), np.int32), num_decodes=0,
+        row_starts=(), tables=(), copies=Copies.none())
+
+
 def _picked(plan: StepPlan, places: Long) -> StepPlan:
     firsts = np.concatenate(([0], plan.count.cumsum()))
     tokens = [plan.tokens[firsts[place]: firsts[place + 1]] for place in places]

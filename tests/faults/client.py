@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Got:
+    """first_s, last_s: from the connection's opening to the first event, and to the end."""
+
     status: int
     body: bytes
+    first_s: float
+    last_s: float
 
     @property
     def num_tokens(self) -> int:
@@ -32,6 +37,7 @@ def completion(max_tokens: int, **fields: Any) -> bytes:
 
 async def ask(port: int, request: bytes, *, leave_after: int | None = None, timeout_s: float = 120) -> Got:
     """One exchange. leave_after: bytes of the answer after which the client resets the connection."""
+    began, first_s = time.monotonic(), None
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -39,13 +45,17 @@ async def ask(port: int, request: bytes, *, leave_after: int | None = None, time
             answer = bytearray()
             while part := await reader.read(leave_after or 1 << 16):
                 answer += part
+                if first_s is None and b"data: " in answer:
+                    first_s = time.monotonic() - began
                 if leave_after is not None and len(answer) >= leave_after:
                     writer.transport.abort()
                     break
         finally:
             writer.close()
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
-    return Got(status=int(head.split(b" ", 2)[1]) if head else 0, body=body)
+    last_s = time.monotonic() - began
+    return Got(status=int(head.split(b" ", 2)[1]) if head else 0, body=body, first_s=first_s or last_s,
+               last_s=last_s)
 
 
 def deaf(port: int, request: bytes) -> socket.socket:
@@ -61,3 +71,8 @@ def held_bytes(pid: int) -> int:
     """Anonymous memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
+
+
+def num_open(pid: int) -> int:
+    """Files, sockets and pipes that a process holds open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -1,11 +1,32 @@
 """Protects a server that runs for long: half an hour at 80 % of its capacity without drift or growth."""
 
+import numpy as np
 import pytest
 
-from tests.faults.soak import MINUTES, run
+from tests.faults.soak import MINUTES, WINDOWS, Window, judge, run
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(MINUTES * 60 + 300)
 def test_half_an_hour_at_four_fifths_of_capacity() -> None:
     run(MINUTES)
+
+
+def windows(*, slower: float = 0.0, later: float = 0.0, leak: int = 0) -> list[Window]:
+    """As a good server gives them, and what gets worse from the first window to the last: the tail of further
+    tokens and all first ones, as a share, and what the smaller process holds, in bytes."""
+    dice, found = np.random.default_rng(0), []
+    for part in np.linspace(0, 1, WINDOWS).tolist():
+        ttft_s, tpot_s = 0.015 + dice.exponential(0.005, 3000), dice.normal(0.011, 0.0003, 3000)
+        ttft_s *= 1 + later * part
+        tpot_s[-60:] *= 1 + slower * part
+        found.append(Window(ttft_s=ttft_s.tolist(), tpot_s=tpot_s.tolist(),
+                            held=[130_000_000 + int(leak * part), 400_000_000]))
+    return found
+
+
+def test_a_planted_drift_and_a_planted_leak_are_found() -> None:
+    judge(windows())
+    for worse in (windows(slower=0.4), windows(later=0.6), windows(leak=5_000_000)):
+        with pytest.raises(AssertionError, match=r"p99|grown"):
+            judge(worse)

@@ -6,7 +6,7 @@ import torch
 
 from ridgeline.kernels.gpu import why_none
 from ridgeline.runner.cache import PageCache
-from ridgeline.runner.inputs import build_step, select
+from ridgeline.runner.inputs import build_step, idle_prompts, select
 from ridgeline.runner.rows import Rows
 from ridgeline.schedule.plan import PLACEHOLDER, Copies, RowStart, StepPlan, TableDelta
 from ridgeline.spec.cache import plan_layout
@@ -86,6 +86,12 @@ def test_copies_run_in_order() -> None:
     cache.copy(Copies(source_space=space, source=_array(1, 2, 5), target_space=space, target=_array(2, 3, 4),
                       ticket=np.arange(3)))
     assert cache.arena[:, 0].tolist() == [0, 1, 1, 1, 5, 5]
+
+
+@pytest.mark.parametrize("num_tokens, counts", [(3, [3]), (8, [8]), (19, [8, 8, 3]), (99, [8, 8, 8, 8])])
+def test_idle_prompts_are_as_many_tokens_as_fit(num_tokens: int, counts: list[int]) -> None:
+    plan = idle_prompts(num_tokens, most_rows=4, most=8)
+    assert plan.count.tolist() == counts and plan.num_tokens == sum(counts) and not plan.sample.any()
 
 
 def test_regions_do_not_overlap() -> None:
