@@ -110,17 +110,17 @@ def estimates(setup: Setup, rows: Sequence[int]) -> tuple[float, NDArray[np.floa
     once."""
     ask, deployment = setup.ask, setup.deployment
     decoding, prompt = phases(ask, 1)
-    prefill = deployment.prefill(prompt, -(-prompt.count // STEP_TOKENS))
+    prompt_s, busiest_s = deployment.prefill_estimate(prompt, -(-prompt.count // STEP_TOKENS))
     step_N = deployment.decode_estimates(decoding, rows)
     if ask.speculate:
         one_N = deployment.decode_estimates(replace(decoding, count=1, projected=1), rows)
         step_N = step_N + ask.speculate.steps * one_N
     tpot_N = step_N / tokens_per_step(ask)
     _, saw, cut_s = seeing_s(setup)
-    ttft_s = cut_s + saw + prefill.estimate_s
+    ttft_s = cut_s + saw + prompt_s
     if ask.disaggregate:
         return ttft_s + transfer_s(transferred_bytes(setup), transfer_rate(setup)), tpot_N, tpot_N
-    late_N, _ = arriving_s(setup, np.asarray(rows), prefill.busiest("estimate_s") + saw)
+    late_N, _ = arriving_s(setup, np.asarray(rows), busiest_s + saw)
     return ttft_s, tpot_N, tpot_N + late_N
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ridgeline.ledger.account import Line
 from ridgeline.ledger.calibrate import RANGES, SKEWS, Point, Points, fit
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Layout, Stage, stages
+from ridgeline.ledger.layout import Layout, Stage, cut, stages
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import Product, Worker
@@ -170,8 +170,8 @@ def _worker(model: str, layout: Layout, formats: Held, element_bytes: float, dev
 @cache
 def _stages(model: str, layout: Layout, formats: Held, element_bytes: float,
             skew: float) -> tuple[Stage, ...]:
-    return stages(spec_of(model), layout, weight_bytes=formats.num_bytes, cache_element_bytes=element_bytes,
-                  skew=skew)
+    return stages(cut(spec_of(model), layout), weight_bytes=formats.num_bytes,
+                  cache_element_bytes=element_bytes, skew=skew)
 
 
 def residents(one: Served) -> float:
