@@ -12,6 +12,7 @@ from ridgeline.ledger.closed import expected_tokens
 from ridgeline.ledger.comm import link_rate, transfer_s
 from ridgeline.ledger.deployment import Timing
 from ridgeline.ledger.memory import needed_cache_bytes
+from ridgeline.ledger.served import late_in_burst_s
 from ridgeline.ledger.sums import Rows
 from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.planner.room import STEP_TOKENS
@@ -127,12 +128,14 @@ def estimates(setup: Setup, rows: Sequence[int]) -> tuple[float, NDArray[np.floa
 def arriving_s(setup: Setup, rows: Any, prompt_s: float) -> tuple[Any, Any]:
     """What prompts of so many seconds add to (a token, a first token) of `rows` sequences. Steady: each
     sequence's prompt delays the tokens of one answer. In waves the other prompts come together, and the share
-    `Efficiency.mix` of them delays tokens, the rest first tokens; in bursts the half (`ledger.served`)."""
+    `Efficiency.mix` of them delays tokens, the rest first tokens; bursts: see `late_in_burst_s`."""
     ask, eff = setup.ask, setup.deployment.efficiency
     if ask.arrivals == "steady":
         return rows / ask.output * prompt_s, 0.0
-    others_s, mix = (rows - 1) * prompt_s, 0.5 if ask.arrivals == "bursts" else eff.mix
-    return mix * others_s / ask.output, (1 - mix) * others_s
+    others_s = (rows - 1) * prompt_s
+    late_s = eff.mix * others_s if ask.arrivals == "waves" else late_in_burst_s(
+        prompt_s, rows, rows * (ask.prompt - cached_tokens(ask)) / STEP_TOKENS)
+    return late_s / ask.output, others_s - late_s
 
 
 def seeing_s(setup: Setup) -> tuple[float, float, float]:

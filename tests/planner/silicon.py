@@ -21,6 +21,7 @@ from ridgeline.ledger.work import Product, Worker
 from ridgeline.models.checkpoint import open_shape
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
+from ridgeline.planner.room import STEP_TOKENS
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cost import DISTINCT
 from ridgeline.spec.hardware import HardwareSpec, hardware
@@ -193,8 +194,8 @@ def point(one: Served) -> Point:
                for skew in (SKEWS if routed else SKEWS[:1])]
     return Point(decode=tuple(worker([decode]) for worker in workers),
                  prompt=(workers[0]([prompt]),), users=users, output=one.output,
-                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, bursts=one.bursts,
-                 about=one.group)
+                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, about=one.group,
+                 burst_steps=users * one.prompt / STEP_TOKENS if one.bursts else 0.0)
 
 
 Pairs = Sequence[tuple[Served, Point]]
