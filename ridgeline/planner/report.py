@@ -84,6 +84,9 @@ def notes(plan: Plan) -> list[str]:
     if ask.overrides:
         changed = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
         found.append(f"prices an untrained shape ({changed}): measure quality")
+    if setup.device.assumed:
+        found.append(f"of {setup.device.name} these figures are assumed, as none was found that states them: "
+                     f"{', '.join(setup.device.assumed)}")
     found += _workload_notes(plan)
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "

@@ -57,6 +57,13 @@ class Setup:
         return self.ask.prompt + self.ask.output
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """Figures of the device that this plan's times stand on and that are assumed."""
+        rates = (self.numerics.rates.packed, self.numerics.rates.plain)
+        used = {name for name, rate in self.device.flops_per_s.items() if rate in rates} | {"bytes_per_s"}
+        return tuple(name for name in self.device.assumed if name in used)
+
+    @property
     def lanes(self) -> int:
         """Groups of the deployment that decode different sequences."""
         return self.layout.groups * self.layout.dp
