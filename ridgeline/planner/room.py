@@ -8,7 +8,6 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Stage
 from ridgeline.ledger.memory import needed_cache_bytes, step_bytes
-from ridgeline.models.adapter import MAX_RANK, slot_bytes
 from ridgeline.models.families import FAMILIES
 from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.spec.cache import CacheLayout, Paged, plan_layout
@@ -137,6 +136,8 @@ def _adapters(ask: Ask, stage: Stage) -> float:
     """Low-rank pairs beside a device's share of every linear layer outside experts."""
     if not ask.max_loras:
         return 0.0
+    from ridgeline.models.adapter import MAX_RANK, slot_bytes  # most plans have none and answer sooner
+
     if stage.spec.family not in FAMILIES:
         raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {stage.spec.family} models stand "
                           "is not described yet: leave it out")
