@@ -109,7 +109,7 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
     group.add_argument("--prefix-hit", type=float, default=0.0, metavar="R",
                        help="share of a prompt found in the cache")
     group.add_argument("--max-loras", type=count, default=0, metavar="N",
-                       help="LoRA adapters that are held beside the model (0)")
+                       help="LoRA adapters that are held beside the model and worn, one by each sequence (0)")
     group.add_argument("--max-lora-rank", type=count, metavar="RANK", help="of the largest adapter (16)")
     group.add_argument("--prompt-logprobs", action="store_true", help="project every position of a prompt")
     group.add_argument("--speculate", type=_read(parse_speculate), metavar="gamma=4,alpha=.8,draft=.05",

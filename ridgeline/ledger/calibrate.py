@@ -71,7 +71,7 @@ class Point:
     seconds: float
     first_s: float = float("nan")
     waves: bool = False
-    bursts: bool = False
+    burst_steps: float = 0.0
     about: str = ""
 
     @staticmethod
@@ -92,7 +92,7 @@ class Points:
         self._load = Load(users=np.array([p.users for p in points]),
                           output=np.array([p.output for p in points]),
                           waves=np.array([p.waves for p in points]),
-                          bursts=np.array([p.bursts for p in points]))
+                          burst_steps=np.array([p.burst_steps for p in points]))
         self.seconds_N = np.array([p.seconds for p in points])
         self.first_N = np.array([p.first_s for p in points])
         _, which, counts = np.unique([p.about for p in points], return_inverse=True, return_counts=True)

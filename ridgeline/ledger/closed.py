@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 from ridgeline.blocks.attention.spec import AttentionSpec
-from ridgeline.ledger.account import account
 from ridgeline.spec.cache import CacheSpec, Paged, Window
 from ridgeline.spec.cost import PAIRS
 from ridgeline.spec.model import ModelSpec
@@ -51,10 +50,9 @@ def _growth(kept: CacheSpec) -> float:
 
 def shape_of(spec: ModelSpec) -> Shape:
     """The shape of a described model: FLOPs of a pair and elements of a token as its blocks state them."""
-    lines = account(spec, weight_bytes=lambda name, param: 0.0, cache_element_bytes=1).lines
-    pair_flops = sum(x.count * value for x in lines for (name, _), value in x.flops if name == PAIRS)
-    attention = [block for layer in spec.layers for _, block in layer.blocks
-                 if isinstance(block, AttentionSpec)]
+    pair_flops = sum(many * value for block, many in spec.blocks() for cost in block.cost()
+                     for (name, _), value in cost.flops if name == PAIRS)
+    attention = [block for block, _ in spec.blocks() if isinstance(block, AttentionSpec)]
     return Shape(num_params=spec.num_params, num_layers=len(spec.layers),
                  width=pair_flops / (4 * len(spec.layers)), hidden_size=spec.hidden_size,
                  num_kv_heads=max((block.num_kv_heads for block in attention), default=1),

@@ -4,8 +4,9 @@ A stage's time is the sum over its lines of max(bytes / bandwidth, FLOPs / rate)
 Stages work on different sequences at the same time. Legend: L lines, C collectives, S sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from ridgeline.ledger.sums import Rows, Summer
 from ridgeline.ledger.work import COUNTED, Product, StageLines, reached
 from ridgeline.spec.cost import CONTEXT, DISTINCT, FEW_KEYS, ONE, PROJECTS, ROWS, TOKENS
 from ridgeline.spec.hardware import HardwareSpec
+
+T = TypeVar("T")
 
 UNPACK_TILE = 256  # rows for which a kernel unpacks a weight once
 _UNPACK_OPS = 2.0  # a weight: take its zero point away, multiply by its scale
@@ -247,7 +250,7 @@ class Deployment:
         rows = sum(part.rows for part in parts)
         turns = max(min(self.layout.pp, int(rows)), 1)
         taken = [replace(part, rows=part.rows / turns) for part in parts]
-        steps = tuple(price(taken) for price in self._prices)
+        steps = tuple(self._by_stage(lambda price: price(taken)))
         floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
         return Timing(floor_s=max(sum(floors), turns * max(floors)), steps=steps,
                       estimate_s=max(sum(estimates), turns * max(estimates)) + self.efficiency.step_s,
@@ -257,22 +260,37 @@ class Deployment:
         """`decode`'s estimate [N] at each number of rows like `part`, at once."""
         turns_N = np.clip(rows, 1, self.layout.pp)
         each_N = np.asarray(rows) / turns_N
-        seconds_PN = [price.estimate_s(price.summer.multiples(part, each_N)) for price in self._prices]
+        seconds_PN = self._by_stage(lambda price: price.estimate_s(price.summer.multiples(part, each_N)))
         return np.maximum(np.sum(seconds_PN, 0), turns_N * np.max(seconds_PN, 0)) + self.efficiency.step_s
 
     def prefill(self, part: Rows, chunks: int = 1) -> Timing:
         """A prompt's way through all stages. The floor lets every stage begin with the prompt's first token;
         the estimate hands it on in `chunks` equal pieces, none faster than the host launches its kernels."""
         steps = tuple(replace(step, estimate_s=max(step.estimate_s, price.host_s * chunks))
-                      for price, step in ((price, price([part])) for price in self._prices))
+                      for price, step in zip(self._prices, self._by_stage(lambda price: price([part]))))
         floors, estimates = [s.floor_s for s in steps], [s.estimate_s for s in steps]
         slowest = floors.index(max(floors))
         token = Rows(rows=1, start=part.start, count=1)
-        fill_s = sum(price([token]).floor_s for i, price in enumerate(self._prices) if i != slowest)
-        estimate = (sum(estimates) + (chunks - 1) * max(estimates)) / chunks
-        return Timing(floor_s=floors[slowest] + fill_s, steps=steps,
-                      estimate_s=estimate + self.efficiency.step_s,
-                      bubble=1 - sum(estimates) / estimate / len(steps))
+        fills = self._by_stage(lambda price: price([token]).floor_s)
+        estimate = self._handed_on(estimates, chunks)
+        return Timing(floor_s=floors[slowest] + sum(fills) - fills[slowest], steps=steps,
+                      estimate_s=estimate,
+                      bubble=1 - sum(estimates) / (estimate - self.efficiency.step_s) / len(steps))
+
+    def prefill_estimate(self, part: Rows, chunks: int = 1) -> tuple[float, float]:
+        """`prefill`'s estimate, and that of its busiest stage."""
+        estimates = self._by_stage(lambda price: max(float(price.estimate_s(price.summer.of([part]))),
+                                                     price.host_s * chunks))
+        return self._handed_on(estimates, chunks), max(estimates)
+
+    def _handed_on(self, estimates: Sequence[float], chunks: int) -> float:
+        """Seconds of a prompt that stages hand on in equal pieces."""
+        return (sum(estimates) + (chunks - 1) * max(estimates)) / chunks + self.efficiency.step_s
+
+    def _by_stage(self, of: Callable[[_StagePrice], T]) -> list[T]:
+        """Something of every stage, asked of equal ones once."""
+        made = {id(price): of(price) for price in {id(price): price for price in self._prices}.values()}
+        return [made[id(price)] for price in self._prices]
 
     def forms(self, *, estimate: bool) -> tuple[StageForm, ...]:
         """Each stage's floor or estimate, for whoever prices many steps."""

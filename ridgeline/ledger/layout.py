@@ -5,6 +5,7 @@ and no time; what the shares say to one another is `comm`'s.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from ridgeline.base.errors import ConfigError
@@ -81,8 +82,7 @@ def _parts(block: BlockSpec) -> Iterator[BlockSpec]:
 
 
 def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:
-    return (part for layer in dict.fromkeys(spec.layers) for _, block in layer.blocks
-            for part in _parts(block))
+    return (part for block, _ in spec.blocks() for part in _parts(block))
 
 
 def _is_cut(block: BlockSpec) -> bool:
@@ -146,10 +146,33 @@ def share_of_block(block: BlockSpec, layout: Layout) -> BlockSpec:
     return replace(block, **cut) if cut else block  # type: ignore[type-var]
 
 
-def _share(spec: ModelSpec, layout: Layout, layers: tuple[LayerSpec, ...]) -> ModelSpec:
-    shares = {layer: LayerSpec(blocks=tuple((name, share_of_block(block, layout))
-                                            for name, block in layer.blocks)) for layer in set(layers)}
-    return replace(spec, vocab_size=spec.vocab_size // layout.tp, layers=tuple(shares[x] for x in layers))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A model on a layout, before it is known in which formats it is held: one device's share of each
+    pipeline stage, and the number of its first layer. Stages of equal layers share a share."""
+
+    layout: Layout
+    shares: tuple[ModelSpec, ...]
+    begins: tuple[int, ...]
+
+
+def cut(spec: ModelSpec, layout: Layout) -> Cut:
+    """ConfigError where the shape does not allow the layout. Earlier stages take the layers that do not
+    divide: the last has the head."""
+    check_layout(spec, layout)
+    made = {id(layer): LayerSpec(blocks=tuple((name, share_of_block(block, layout))
+                                              for name, block in layer.blocks)) for layer, _ in spec.alike()}
+    layers = [made[id(layer)] for layer in spec.layers]
+    each, more = divmod(len(layers), layout.pp)
+    begins = [at * each + min(at, more) for at in range(layout.pp + 1)]
+    shares: dict[tuple[int, ...], ModelSpec] = {}
+    of_stage = [layers[begin:end] for begin, end in pairwise(begins)]
+    for held in of_stage:
+        key = tuple(map(id, held))
+        if key not in shares:
+            shares[key] = replace(spec, vocab_size=spec.vocab_size // layout.tp, layers=tuple(held))
+    return Cut(layout=layout, shares=tuple(shares[tuple(map(id, held))] for held in of_stage),
+               begins=tuple(begins[:-1]))
 
 
 def _spread(line: Line, layout: Layout, skew: float) -> Line:
@@ -178,25 +201,25 @@ def _layer_bytes(layer: LayerSpec, weight_bytes: WeightBytes, ep: int) -> float:
 
 def _stage(share: ModelSpec, layout: Layout, held: "_Held", at: int, begin: int) -> Stage:
     first, last = at == 0, at == layout.pp - 1
-    alike: dict[tuple[LayerSpec, object], list[int]] = {}
+    alike: dict[tuple[int, object], list[int]] = {}
     for index, layer in enumerate(share.layers, begin):
-        alike.setdefault((layer, held.layer_key(index)), []).append(index)
+        alike.setdefault((id(layer), held.layer_key(index)), []).append(index)
     lines: list[Line] = []
     held_bytes = 0.0
-    for (layer, _), (index, *more) in alike.items():
+    for index, *more in alike.values():
+        layer, many = share.layers[index - begin], 1 + len(more)
         one = account(replace(share, layers=(layer,)), weight_bytes=held.of_layer(index),
                       cache_element_bytes=held.element_bytes).lines
-        lines += [_spread(replace(x, count=x.count * (1 + len(more))), layout, held.skew) for x in one[1:-1]]
-        held_bytes += (1 + len(more)) * _layer_bytes(layer, held.of_layer(index), layout.ep)
+        lines += [_spread(replace(x, count=x.count * many), layout, held.skew) for x in one[1:-1]]
+        held_bytes += many * _layer_bytes(layer, held.of_layer(index), layout.ep)
     outside = dict(replace(share, layers=()).params())
     held_bytes += sum(held.weight_bytes(name, param) for name, param in outside.items()
                       if (first if name.startswith(("embed.", "vision.")) else last))
     if share.tied_embeddings and last and not first:
         held_bytes += held.weight_bytes("embed.weight", outside["embed.weight"])
-    blocks = [block for layer in share.layers for _, block in layer.blocks]
     return Stage(spec=share, weights_bytes=held_bytes, first=first, last=last,
-                 num_mixing=sum(map(_is_cut, blocks)),
-                 num_routed=sum(isinstance(block, MoeSpec) for block in blocks),
+                 num_mixing=sum(many * _is_cut(block) for block, many in share.blocks()),
+                 num_routed=sum(many * isinstance(block, MoeSpec) for block, many in share.blocks()),
                  account=Account(lines=(*one[:first], *lines, *one[len(one) - last:])))
 
 
@@ -214,27 +237,22 @@ class _Held:
         return lambda name, param: self.weight_bytes(name.replace("layers.0.", f"layers.{index}.", 1), param)
 
 
-def stages(spec: ModelSpec, layout: Layout, *, weight_bytes: WeightBytes, cache_element_bytes: float,
-           skew: float = 0.0, layer_key: Callable[[int], object] = lambda index: 0) -> tuple[Stage, ...]:
-    """One device of each pipeline stage. ConfigError where the shape does not allow the layout.
+def stages(of: Cut, *, weight_bytes: WeightBytes, cache_element_bytes: float, skew: float = 0.0,
+           layer_key: Callable[[int], object] = lambda index: 0) -> tuple[Stage, ...]:
+    """One device of each pipeline stage.
 
     weight_bytes: of a parameter as cut. skew: of the routers' choices (`spec.cost.expected_distinct`).
-    layer_key: differs for equal layers that are held in different formats. Earlier stages take the layers
-    that do not divide: the last has the head.
+    layer_key: differs for equal layers that are held in different formats.
     """
-    check_layout(spec, layout)
     held = _Held(weight_bytes=weight_bytes, element_bytes=cache_element_bytes, skew=skew, layer_key=layer_key)
-    each, more = divmod(len(spec.layers), layout.pp)
-    found, begin = [], 0
     made: dict[object, Stage] = {}  # stages in the middle are often alike
-    for at in range(layout.pp):
-        end = begin + each + (at < more)
-        layers = spec.layers[begin:end]
-        key = (layers, at == 0, at == layout.pp - 1, tuple(map(layer_key, range(begin, end))))
+    found = []
+    for at, (share, begin) in enumerate(zip(of.shares, of.begins, strict=True)):
+        key = (id(share), at == 0, at == of.layout.pp - 1,
+               tuple(map(layer_key, range(begin, begin + len(share.layers)))))
         if key not in made:
-            made[key] = _stage(_share(spec, layout, layers), layout, held, at, begin)
+            made[key] = _stage(share, of.layout, held, at, begin)
         found.append(made[key])
-        begin = end
     return tuple(found)
 
 

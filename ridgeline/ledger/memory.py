@@ -25,13 +25,12 @@ def weights_bytes(spec: ModelSpec, plan: WeightPlan) -> int:
 def active_params(spec: ModelSpec) -> int:
     """Parameters that a step of one token reads: all but those of the experts that it does not choose."""
     idle = 0.0
-    for layer in spec.layers:
-        for _, block in layer.blocks:
-            sizes = {param.name: param.num_elements for param in block.params()}
-            for line in block.cost():
-                part = sum(value * expected_distinct(router, 1) for (_, router), value in line.share
-                           if isinstance(router, tuple))
-                idle += (1 - part) * sum(sizes[name] for name in line.share_of)
+    for block, many in spec.blocks():
+        sizes = {param.name: param.num_elements for param in block.params()}
+        for line in block.cost():
+            part = sum(value * expected_distinct(router, 1) for (_, router), value in line.share
+                       if isinstance(router, tuple))
+            idle += many * (1 - part) * sum(sizes[name] for name in line.share_of)
     return round(spec.num_params - idle)
 
 
@@ -67,7 +66,7 @@ def step_bytes(spec: ModelSpec, *, step_tokens: int, num_seqs: int, context: int
     """What a step's activations take at most: the widest block's products, the stream, the logits and what
     sampling makes of them; the rows' recurrent states, which a step copies; and what the latents of so many
     tokens of context are expanded into."""
-    blocks = {block for layer in spec.layers for _, block in layer.blocks}
+    blocks = [block for block, _ in spec.blocks()]
     widest = max(map(_width, blocks))
     expanded = max((block.expanded(context) for block in blocks if isinstance(block, MlaSpec)), default=0)
     return ((step_tokens * (widest + 4 * spec.hidden_size) + expanded) * element_bytes

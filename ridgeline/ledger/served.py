@@ -17,13 +17,14 @@ _ROUNDS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """users: of one group of devices, each with one request in flight; output: tokens of an answer; waves:
-    all lengths are equal, so that answers end, and prompts come in, together; bursts: so much so that no
-    second token is made until all prompts are in. Arrays where steps are stacked."""
+    all lengths are equal, so that answers end, and prompts come in, together; burst_steps: so much so that no
+    second token is made until all prompts are in, which takes so many steps (0: no bursts). Arrays where
+    steps are stacked."""
 
     users: Any
     output: Any
     waves: Any = False
-    bursts: Any = False
+    burst_steps: Any = 0.0
 
 
 def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any, Any]:
@@ -34,9 +35,8 @@ def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any
     - 1) u prompt / O, iterated from u. A step with a prompt is not a recorded graph: it takes no less
     than the host needs to launch its kernels one by one. A prompt waits for half a step, for the rest of
     prompts before it (M/D/1) and, at a run's start, for everyone's. In waves nothing overlaps but the
-    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens; in bursts the
-    half, as whose prompt is first waits for all others with its second token, whose is last with its
-    first.
+    wave's own prompts: the share eff.mix of them delays tokens, the rest first tokens; in bursts what
+    `late_in_burst_s` says.
     """
     full_s, others = step_s(decode, eff), np.maximum(np.asarray(load.users) - 1.0, 0.0)
     prompt_s = np.maximum(added_s(prompt, eff), prompt.counted("launch_s") * eff.eager_s - full_s)
@@ -48,9 +48,19 @@ def served(decode: Work, prompt: Work, load: Load, eff: Efficiency) -> tuple[Any
         taken = np.minimum(load.users * prompt_s / (load.output * tpot_s + prompt_s), _FULLEST)
         ttft_s = alone_s + prompt_s * (taken / (2 * (1 - taken)) + _BURST / 2 * others)
     queue_s = others * prompt_s
-    waves, mix = np.asarray(load.waves), np.where(load.bursts, 0.5, eff.mix)
-    return (np.where(waves, full_s + mix * queue_s / load.output, tpot_s),
-            np.where(waves, alone_s + (1 - mix) * queue_s, ttft_s))
+    waves, bursts = np.asarray(load.waves), np.asarray(load.burst_steps)
+    late_s = np.where(bursts > 0, late_in_burst_s(prompt_s, load.users, bursts), eff.mix * queue_s)
+    return (np.where(waves, full_s + late_s / load.output, tpot_s),
+            np.where(waves, alone_s + queue_s - late_s, ttft_s))
+
+
+def late_in_burst_s(prompt_s: Any, users: Any, num_steps: Any) -> Any:
+    """What a user's later tokens wait, of all prompts of a burst, when these go in k equal steps before any
+    second token: the first step's users wait for all other steps, the last step's for none, so that it is
+    users * prompt (k - 1) / 2k on average. k is at least 1, and at most a step a prompt; what is left of the
+    others' prompts delays the first token."""
+    steps = np.clip(num_steps, 1.0, np.maximum(users, 1.0))
+    return 0.5 * (1 - 1 / steps) * users * prompt_s
 
 
 def _overheads(eff: Efficiency) -> list[float]:

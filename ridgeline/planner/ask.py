@@ -93,8 +93,8 @@ class Ask:
     that begin every prompt, stored and computed once; read_prefix_once: read once a step too, as only a
     kernel for it does. prefix_hit: share of a prompt found in the cache. link_bytes_per_s: between prefill
     and decode devices. overrides: fields of the model's config. skew: of expert routing. price_usd_per_hour:
-    of one device. max_loras: adapters beside the model, of max_lora_rank at the most. arrivals: how the
-    prompts of a closed batch come in: "steady", each when an answer ends;
+    of one device. max_loras: adapters beside the model, of max_lora_rank at the most; each sequence
+    wears one. arrivals: how the prompts of a closed batch come in: "steady", each when an answer ends;
     "waves", together, as answers of equal lengths end; "bursts", together and before any second token.
     """
 

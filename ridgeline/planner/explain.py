@@ -1,14 +1,14 @@
 """Each term of a plan: its formula, the numbers that went in, where they come from and how far it may be
 off."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
 from ridgeline.ledger.deployment import LineSeconds
 from ridgeline.models.adapter import MAX_RANK
 from ridgeline.planner.plan import Plan
-from ridgeline.planner.timing import mean_context
+from ridgeline.planner.timing import mean_context, wearing_s
 
 EXACT, SHEET = "config", "data sheet"
 SURE, ABOVE, BELOW = (0.0, 0.0), (0.0, float("inf")), (-1.0, 0.0)  # a floor is passed, a ceiling never
@@ -34,8 +34,13 @@ def _term(key: str, value: float, unit: str, formula: str, inputs: str, source: 
 
 
 def explain(plan: Plan) -> tuple[Term, ...]:
-    """The terms in the order in which they are used."""
-    return (*_memory(plan), *_lines(plan), *_times(plan), *_batches(plan), *_rates(plan), *_factors(plan))
+    """The terms in the order in which they are used. What stands on a device's figures is assumed where one
+    of these is, and then no bound."""
+    found = (*_memory(plan), *_lines(plan), *_times(plan), *_batches(plan), *_rates(plan), *_factors(plan))
+    if not plan.setup.assumed:
+        return found
+    return tuple(replace(one, source="assumed", band=None) if one.source == SHEET and "usd" not in one.key
+                 else one for one in found)
 
 
 def _memory(plan: Plan) -> list[Term]:
@@ -89,7 +94,7 @@ def _times(plan: Plan) -> list[Term]:
         _term("preprocess_s.estimate", estimate.preprocess_s, "s", "tiles x time to cut one",
               f"{sight.tiles} x {eff.tile_s:g} s", eff.source("tile_s"))]
     return [
-        *seen, _term("ttft_s.floor", floor.ttft_s, "s", "sum of the prompt's lines",
+        *seen, *_worn(plan), _term("ttft_s.floor", floor.ttft_s, "s", "sum of the prompt's lines",
                      f"{prompt.count} tokens behind {prompt.start} cached", SHEET, ABOVE),
         _term("ttft_s.estimate", estimate.ttft_s, "s", "the same lines at reached bandwidth and rate",
               f"one prompt on idle devices, {estimate.transfer_s:.3g} s of transfer", source, known),
@@ -101,6 +106,19 @@ def _times(plan: Plan) -> list[Term]:
               known),
         _term("e2e_s.estimate", plan.estimate.e2e_s, "s", "TTFT + (output - 1) TPOT",
               f"{estimate.ttft_s:.4g} + {output - 1} x {estimate.tpot_s:.4g}", source, known)]
+
+
+def _worn(plan: Plan) -> list[Term]:
+    """What adapters add to a step of decodes."""
+    if not plan.ask.max_loras:
+        return []
+    floor, estimate = wearing_s(plan.setup, plan.steps.rows, plan.steps.decode_rows.count)
+    eff = plan.setup.deployment.efficiency
+    formula = "of a step: max(bytes of those worn / bandwidth, FLOPs / rate)"
+    inputs = f"{plan.steps.rows} sequences wear {plan.ask.max_loras}, any as likely"
+    return [_term("adapters_s.floor", float(floor), "s", formula, inputs, SHEET, ABOVE),
+            _term("adapters_s.estimate", float(estimate), "s", formula, inputs, eff.source("bandwidth"),
+                  None if eff.band == (0.0, 0.0) else eff.band)]
 
 
 def _batches(plan: Plan) -> list[Term]:

@@ -84,6 +84,9 @@ def notes(plan: Plan) -> list[str]:
     if ask.overrides:
         changed = ", ".join(f"{name}={value}" for name, value in ask.overrides.items())
         found.append(f"prices an untrained shape ({changed}): measure quality")
+    if setup.device.assumed:
+        found.append(f"of {setup.device.name} these figures are assumed, as none was found that states them: "
+                     f"{', '.join(setup.device.assumed)}")
     found += _workload_notes(plan)
     if ask.speculate and plan.batch * (ask.speculate.gamma + 1) > plan.exact.b_star:
         found.append(f"{plan.batch} x {ask.speculate.gamma + 1} verified positions are past B* = "
@@ -112,8 +115,8 @@ def _workload_notes(plan: Plan) -> Iterator[str]:
         yield (f"{ask.speculate.gamma} drafts yield {tokens_per_step(ask):.3g} tokens a step; {rows} "
                f"sequences verify {verified} rows, which are free up to B* = {ridge:.0f}")
     if ask.arrivals != "steady":
-        yield (f"prompts come in {ask.arrivals}: TTFT is of one that waits for "
-               f"{'half of' if ask.arrivals == 'bursts' else 'its share of'} the others, tokens for the rest")
+        before = "those of earlier steps" if ask.arrivals == "bursts" else "its share of the others"
+        yield f"prompts come in {ask.arrivals}: TTFT is of one that waits for {before}, tokens for the rest"
     if ask.shared_prefix:
         saved = (rows - 1) * needed_cache_bytes(setup.spec, ask.shared_prefix, KV_BYTES[ask.kv])
         how = "once" if ask.read_prefix_once else "by each sequence"

@@ -8,10 +8,10 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.efficiency import Efficiency
 from ridgeline.ledger.layout import Stage
 from ridgeline.ledger.memory import needed_cache_bytes, step_bytes
-from ridgeline.models.adapter import MAX_RANK, slot_bytes
 from ridgeline.models.families import FAMILIES
 from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.spec.cache import CacheLayout, Paged, plan_layout
+from ridgeline.spec.model import ModelSpec
 
 BLOCK_TOKENS = 16  # of a cache page
 STEP_TOKENS = 8192  # most of one step: a longer prompt goes through in chunks of it
@@ -94,9 +94,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a stage needs at a width of step, whatever the workload: see Room."""
+    """What a stage's share of a model needs at a width of step, in whichever format its weights are: see
+    Room."""
 
-    stage: Stage
     layout: CacheLayout
     step_bytes: float
     row_bytes: float
@@ -108,21 +108,22 @@ def widest_step(ask: Ask) -> int:
     return min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
 
 
-def need_of(kv: str, stage: Stage, tokens: int, context: int) -> Need:
-    """A stage with a cache in a format and steps of at most so many tokens, a prompt of `context` among
+def need_of(kv: str, share: ModelSpec, tokens: int, context: int) -> Need:
+    """A share with a cache in a format and steps of at most so many tokens, a prompt of `context` among
     them."""
-    none, one = (step_bytes(stage.spec, step_tokens=tokens, num_seqs=rows, context=context,
+    none, one = (step_bytes(share, step_tokens=tokens, num_seqs=rows, context=context,
                             element_bytes=_ELEMENT)
                  for rows in (0, 1))
-    return Need(stage=stage, step_bytes=none, row_bytes=one - none, element_bytes=KV_BYTES[kv],
-                layout=plan_layout(stage.spec.cache(KV_BYTES[kv]), block_tokens=BLOCK_TOKENS))
+    return Need(step_bytes=none, row_bytes=one - none, element_bytes=KV_BYTES[kv],
+                layout=plan_layout(share.cache(KV_BYTES[kv]), block_tokens=BLOCK_TOKENS))
 
 
-def room_of(ask: Ask, need: Need, capacity: int, eff: Efficiency, added_bytes: float = 0.0) -> Room:
+def room_of(ask: Ask, stage: Stage, need: Need, capacity: int, eff: Efficiency,
+            added_bytes: float = 0.0) -> Room:
     """The memory that an ask finds. added_bytes: of weights beside the model's: an encoder on the first
     stage. A draft weighs what its cost says: that share of the weights; logits of every prompt position are
     held where they are asked for."""
-    stage, positions = need.stage, ask.prompt if ask.prompt_logprobs else 0
+    positions = ask.prompt if ask.prompt_logprobs else 0
     return Room(capacity=capacity, weights=stage.weights_bytes + added_bytes * stage.first, stage=stage,
                 row_bytes=need.row_bytes,
                 step_bytes=need.step_bytes + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
@@ -135,6 +136,8 @@ def _adapters(ask: Ask, stage: Stage) -> float:
     """Low-rank pairs beside a device's share of every linear layer outside experts."""
     if not ask.max_loras:
         return 0.0
+    from ridgeline.models.adapter import MAX_RANK, slot_bytes  # most plans have none and answer sooner
+
     if stage.spec.family not in FAMILIES:
         raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {stage.spec.family} models stand "
                           "is not described yet: leave it out")

@@ -10,7 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Layout, Stage, stages, tensor_sizes
+from ridgeline.ledger.layout import Cut, Layout, Stage, cut, stages, tensor_sizes
 from ridgeline.models.catalog import Found, find
 from ridgeline.planner.ask import KV_BYTES, Ask
 from ridgeline.planner.room import Held, Need, Room, need_of, room_of, widest_step
@@ -57,6 +57,13 @@ class Setup:
         return self.ask.prompt + self.ask.output
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """Figures of the device that this plan's times stand on and that are assumed."""
+        rates = (self.numerics.rates.packed, self.numerics.rates.plain)
+        used = {name for name, rate in self.device.flops_per_s.items() if rate in rates} | {"bytes_per_s"}
+        return tuple(name for name in self.device.assumed if name in used)
+
+    @property
     def lanes(self) -> int:
         """Groups of the deployment that decode different sequences."""
         return self.layout.groups * self.layout.dp
@@ -89,7 +96,8 @@ class Workshop:
     def __init__(self, efficiency: Efficiency | None = None, device: HardwareSpec | None = None) -> None:
         self._efficiency, self._device = efficiency or Efficiency(), device
         self._devices: dict[str, HardwareSpec] = {}
-        self._needs: dict[tuple[object, int, int], tuple[Need, ...]] = {}
+        self._cuts: dict[tuple[object, ...], Cut] = {}
+        self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
         self._shapes: dict[tuple[str, str], Shape] = {}
         self._models: dict[tuple[str, str], Found] = {}
         self._stages: dict[tuple[object, ...], tuple[Stage, ...]] = {}
@@ -108,21 +116,26 @@ class Workshop:
         layout, choices = choose_layout(ask, spec)
         name, formats, packed = formats_of(ask, found)
         numerics, why = choose_numerics(ask, spec, device, name, packed)
-        key = (ask.model, str(ask.overrides), layout.tp, layout.pp, layout.ep, name, ask.kv, ask.skew)
+        shape = (ask.model, str(ask.overrides), layout.tp, layout.pp, layout.ep)
+        if shape not in self._cuts:
+            self._cuts[shape] = cut(spec, layout)
+        key = (*shape, name, ask.kv, ask.skew)
         if key not in self._stages:
-            self._stages[key] = stages(spec, layout, weight_bytes=formats.num_bytes, skew=ask.skew,
+            self._stages[key] = stages(self._cuts[shape], weight_bytes=formats.num_bytes, skew=ask.skew,
                                        cache_element_bytes=KV_BYTES[ask.kv], layer_key=formats.layer_key)
         full = (*key, device.name, numerics.native)
         if full not in self._deployments:
             self._deployments[full] = Deployment(layout=layout, stages=self._stages[key], device=device,
                                                  rates=numerics.rates, efficiency=self._efficiency)
         capacity, tokens = ask.memory_bytes or device.marketed_bytes, widest_step(ask)
-        needs = (key, tokens, ask.prompt)
+        needs = (*shape, ask.kv, tokens, ask.prompt)
         if needs not in self._needs:
-            self._needs[needs] = tuple(need_of(ask.kv, stage, tokens, ask.prompt)
-                                       for stage in self._stages[key])
+            shares = {id(share): share for share in self._cuts[shape].shares}
+            made = {at: need_of(ask.kv, share, tokens, ask.prompt) for at, share in shares.items()}
+            self._needs[needs] = tuple(made[id(share)] for share in self._cuts[shape].shares)
         added = sight.added_bytes if sight else 0.0
-        rooms = tuple(room_of(ask, need, capacity, self._efficiency, added) for need in self._needs[needs])
+        rooms = tuple(room_of(ask, stage, need, capacity, self._efficiency, added)
+                      for stage, need in zip(self._stages[key], self._needs[needs], strict=True))
         return Setup(ask=ask, spec=spec, shape=self._shape(ask), device=device, layout=layout, rooms=rooms,
                      numerics=numerics, sight=sight, deployment=self._deployments[full],
                      choices=(*choices, *why, *([sight.note] if sight and sight.note else [])))

@@ -26,6 +26,7 @@ class HardwareSpec:
     names, "tfloat32", and "float4_e2m1fn" for NVFP4 and MXFP4). links: bytes/s in one direction per device,
     by what it leads to: "device" (NVLink, xGMI, ICI), "host" (PCIe, C2C), "network"; absent where it has none
     or none is known. price_usd_per_hour: one device's, an input with its source and date; None where none is.
+    assumed: names of figures that nobody's page states ("float32", "bytes_per_s", "marketed_bytes").
     """
 
     name: str
@@ -35,6 +36,7 @@ class HardwareSpec:
     flops_per_s: Mapping[str, float]
     links: Mapping[str, float] = field(default_factory=lambda: _NO_LINKS)
     price_usd_per_hour: float | None = None
+    assumed: tuple[str, ...] = ()
 
     def rate(self, dtype: str) -> float:
         """Dense FLOP/s in `dtype`; ConfigError names the dtypes that the device has."""
@@ -66,7 +68,8 @@ def read_hardware(path: Path) -> HardwareSpec:
                         usable_bytes=memory.get("usable_bytes"), bytes_per_s=float(memory["bytes_per_s"]),
                         flops_per_s={dtype: float(rate) for dtype, rate in data["flops_per_s"].items()},
                         links={to: float(rate) for to, rate in links.items()},
-                        price_usd_per_hour=data.get("price_usd_per_hour"))
+                        price_usd_per_hour=data.get("price_usd_per_hour"),
+                        assumed=tuple(data.get("assumed", ())))
 
 
 def _toml(path: Path) -> dict[str, Any]:

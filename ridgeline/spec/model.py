@@ -27,7 +27,8 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only language model.
+    """A decoder-only language model. Equal layers are one object, however they were made, so that whoever
+    asks the same of all layers asks each of `alike` once.
 
     vocab_size: rows of the embedding as stored (padding included). max_position: the context that the
     checkpoint states. eos_token_ids: every id that ends a text. dtype: the checkpoint's own float type.
@@ -56,6 +57,27 @@ class ModelSpec:
     final_norm_bias: bool = False
     vision: "VisionSpec | None" = None
 
+    def __post_init__(self) -> None:
+        seen: dict[int, LayerSpec] = {}
+        first: dict[LayerSpec, LayerSpec] = {}
+        for layer in self.layers:
+            if id(layer) not in seen:
+                seen[id(layer)] = first.setdefault(layer, layer)
+        object.__setattr__(self, "layers", tuple(seen[id(layer)] for layer in self.layers))
+
+    def alike(self) -> tuple[tuple[LayerSpec, tuple[int, ...]], ...]:
+        """(layer, the numbers of all layers that are equal to it), in the order of their first."""
+        found: dict[int, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            found.setdefault(id(layer), []).append(index)
+        return tuple((self.layers[at[0]], tuple(at)) for at in found.values())
+
+    def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
+        """(block, how often it occurs), by layer that differs."""
+        for layer, at in self.alike():
+            for _, block in layer.blocks:
+                yield block, len(at)
+
     def params(self) -> Iterator[tuple[str, ParamSpec]]:
         """(full name, spec) of every tensor: "embed.weight", "layers.3.attn.qkv.weight", "final_norm.weight",
         "head.weight" (absent when tied)."""
@@ -82,8 +104,11 @@ class ModelSpec:
     @property
     def num_params(self) -> int:
         """Parameters, the tied embedding counted once."""
-        return sum(p.num_elements for _, p in self.params())
+        outside = sum(p.num_elements for _, p in replace(self, layers=()).params())
+        return outside + sum(many * sum(p.num_elements for p in block.params())
+                             for block, many in self.blocks())
 
     def cache(self, bytes_per_element: int) -> list[tuple[CacheSpec, ...]]:
         """Cache specs by layer, for `spec.cache.plan_layout`."""
-        return [layer.cache(bytes_per_element) for layer in self.layers]
+        made = {id(layer): layer.cache(bytes_per_element) for layer, _ in self.alike()}
+        return [made[id(layer)] for layer in self.layers]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ridgeline.ledger.account import Account, account
-from ridgeline.ledger.layout import Layout, stages
+from ridgeline.ledger.layout import Layout, cut, stages
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
 from ridgeline.planner.room import Room
@@ -26,7 +26,7 @@ def uniform(spec: ModelSpec, dtype: str = "bfloat16") -> Account:
 def room(spec: ModelSpec, layout: CacheLayout, capacity: int, weights: float = 0.0,
          workspace: float = 0.0) -> Room:
     """A planned device of so many bytes that takes no step."""
-    (stage,) = stages(spec, Layout(), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
+    (stage,) = stages(cut(spec, Layout()), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
                       cache_element_bytes=2)
     return Room(capacity=capacity, weights=weights, step_bytes=0.0, row_bytes=0.0, workspace=workspace,
                 draft=0.0, adapters=0.0, layout=layout, stage=stage, element_bytes=2, shared=0)

@@ -10,7 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.calibrate import OWN_RANGES, RANGES, Point, Points, calibrate_steps, fit, likely
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import FITTED, Efficiency
-from ridgeline.ledger.layout import Layout, stages
+from ridgeline.ledger.layout import Layout, cut, stages
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.sums import Rows
@@ -49,7 +49,8 @@ def test_stacked_steps_are_priced_as_one_by_one() -> None:
 def test_a_plan_s_estimate_of_a_step_is_the_one_that_is_fitted() -> None:
     spec, layout, device = shape("mixtral-8x7b"), Layout(tp=2), hardware("h100")
     eff = likely().having({"skew": 0.0})
-    held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
+    held = stages(cut(spec, layout), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
+                  cache_element_bytes=2)
     rate = device.rate("bfloat16")
     rows = Rows(rows=32, start=2000, count=1)
     plan = Deployment(layout=layout, stages=held, device=device, rates=Rates(packed=rate, plain=rate),
@@ -113,7 +114,8 @@ def test_narrow_products_packed_weights_and_all_reduces_cost_what_their_factors_
     """FP8 products keep a share of their doubled rate, weights that are unpacked one of the bandwidth, and an
     all-reduce goes directly while that takes less than the further hops of a ring."""
     spec, layout, rows = shape("llama-3.1-8b"), Layout(tp=8), Rows(rows=1, start=0, count=4096)
-    held = stages(spec, layout, weight_bytes=WeightPlan.uniform("bfloat16").num_bytes, cache_element_bytes=2)
+    held = stages(cut(spec, layout), weight_bytes=WeightPlan.uniform("bfloat16").num_bytes,
+                  cache_element_bytes=2)
 
     def work(product: Product, part: Rows = rows) -> Work:
         return Worker(held, layout, DEVICE, lambda line: product)([part])

@@ -45,6 +45,8 @@ def test_every_device_is_whole_and_every_figure_has_a_source(name: str) -> None:
         assert 0.98 < device.usable_bytes / device.marketed_bytes < 1.08
     for line in (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines():
         assert not re.match(r"\w+ = [0-9]", line) or "  # " in line, line
+        if figure := re.match(r"(\w+) = [0-9]", line):
+            assert (figure[1] in device.assumed) == ("assumed" in line), line
 
 
 def test_a_wrong_name_gets_the_nearest() -> None:

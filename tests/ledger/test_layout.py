@@ -10,7 +10,7 @@ from ridgeline.ledger.account import account
 from ridgeline.ledger.comm import collectives, ring_share
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Layout, Stage, share_of_block, stages, total_weights
+from ridgeline.ledger.layout import Layout, Stage, cut, share_of_block, stages, total_weights
 from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.sums import Rows, Summer
@@ -27,7 +27,7 @@ ALL = Rates(packed=989e12, plain=989e12)
 
 
 def staged(spec: ModelSpec, skew: float = 0.0, **degrees: int) -> tuple[Stage, ...]:
-    return stages(spec, Layout(**degrees), weight_bytes=PLAN.num_bytes, cache_element_bytes=2, skew=skew)
+    return stages(cut(spec, Layout(**degrees)), weight_bytes=PLAN.num_bytes, cache_element_bytes=2, skew=skew)
 
 
 def deployed(spec: ModelSpec, skew: float = 0.0, **degrees: int) -> Deployment:

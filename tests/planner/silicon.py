@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from ridgeline.ledger.account import Line
 from ridgeline.ledger.calibrate import RANGES, SKEWS, Point, Points, fit
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Layout, Stage, stages
+from ridgeline.ledger.layout import Layout, Stage, cut, stages
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import Product, Worker
 from ridgeline.models.checkpoint import open_shape
 from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
+from ridgeline.planner.room import STEP_TOKENS
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.cost import DISTINCT
 from ridgeline.spec.hardware import HardwareSpec, hardware
@@ -170,8 +171,8 @@ def _worker(model: str, layout: Layout, formats: Held, element_bytes: float, dev
 @cache
 def _stages(model: str, layout: Layout, formats: Held, element_bytes: float,
             skew: float) -> tuple[Stage, ...]:
-    return stages(spec_of(model), layout, weight_bytes=formats.num_bytes, cache_element_bytes=element_bytes,
-                  skew=skew)
+    return stages(cut(spec_of(model), layout), weight_bytes=formats.num_bytes,
+                  cache_element_bytes=element_bytes, skew=skew)
 
 
 def residents(one: Served) -> float:
@@ -193,8 +194,8 @@ def point(one: Served) -> Point:
                for skew in (SKEWS if routed else SKEWS[:1])]
     return Point(decode=tuple(worker([decode]) for worker in workers),
                  prompt=(workers[0]([prompt]),), users=users, output=one.output,
-                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, bursts=one.bursts,
-                 about=one.group)
+                 seconds=one.tpot_s, first_s=one.ttft_s, waves=one.waves, about=one.group,
+                 burst_steps=users * one.prompt / STEP_TOKENS if one.bursts else 0.0)
 
 
 Pairs = Sequence[tuple[Served, Point]]

@@ -35,6 +35,6 @@ def test_every_engine_with_models_devices_and_both_held_out(engine: str) -> None
         judged = judge(pairs, held_out, f"{engine}, {what} held out", others)
         print(judged.text())
         assert np.median(np.abs(judged.tpot)) <= 0.12, judged.text()
-        if any(point.bursts for _, point in pairs):
-            blind = [(one, replace(point, bursts=False)) for one, point in pairs]
+        if any(point.burst_steps for _, point in pairs):
+            blind = [(one, replace(point, burst_steps=0.0)) for one, point in pairs]
             print(judge(blind, held_out, f"{engine}, {what} held out, bursts not told", others).text())

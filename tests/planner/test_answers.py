@@ -36,6 +36,25 @@ def test_every_term_says_its_formula_source_and_error_and_lines_add_up_to_the_fl
     assert "error not measured" in explain_text(found) and len(explain_json(found)) == len(terms)
 
 
+def test_what_stands_on_an_assumed_figure_of_a_device_says_so_and_bounds_nothing() -> None:
+    found = plan(replace(BASE, gpu="epyc-9654", batch=1), SHOP)
+    assert {t.source for t in explain(found)} == {"config", "assumed"} and "are assumed" in as_text(found)
+    by_int8 = plan(replace(BASE, gpu="a10g", weights="int8", prompt=512, output=64), SHOP)
+    plain = plan(replace(BASE, gpu="a10g", model="llama-3.2-1b"), SHOP)
+    assert by_int8.setup.assumed == ("int8",) and plain.setup.assumed == ()
+    assert any(t.source == "data sheet" for t in explain(plain))
+
+
+def test_adapters_that_sequences_wear_are_read_and_multiplied_in_every_step() -> None:
+    bare = plan(BASE, SHOP)
+    one, many = (plan(replace(BASE, max_loras=n), SHOP) for n in (1, 64))
+    each_s = one.memory.adapters / bare.setup.device.bytes_per_s
+    assert one.exact.tpot_s - bare.exact.tpot_s == pytest.approx(each_s)
+    assert many.exact.tpot_s - bare.exact.tpot_s == pytest.approx(64 * (1 - (63 / 64) ** 16) * each_s)
+    assert one.estimate.ttft_s > bare.estimate.ttft_s and many.estimate.tpot_s > one.estimate.tpot_s
+    assert any(t.key == "adapters_s.floor" and t.value == pytest.approx(each_s) for t in explain(one))
+
+
 def test_knobs_are_ranked_and_tagged_with_the_sides_they_move() -> None:
     base = plan(replace(BASE, model="llama-2-7b"), SHOP)
     effects = {one.knob.name: one for one in compare(base, SHOP)}
@@ -108,7 +127,7 @@ def test_a_claim_past_the_bandwidth_is_impossible_and_explained() -> None:
 @pytest.mark.parametrize("ask", [
     LARGE, replace(BASE, tp=2, pp=2), replace(BASE, speculate=Speculate(gamma=3, alpha=0.7, draft=0.1)),
     replace(BASE, weights="int4"), replace(BASE, disaggregate=True),
-    replace(BASE, model="qwen3-30b-a3b", ep=4)])
+    replace(BASE, model="qwen3-30b-a3b", ep=4), replace(BASE, max_loras=4)])
 def test_a_search_prices_batches_as_plans_do(ask: Ask) -> None:
     setup = SHOP.setup(ask)
     ttft_s, tpot_N, mixed_N = estimates(setup, [1, 3, 40])

@@ -40,7 +40,8 @@ Work = tuple[float, float, int]  # class, deadline, prompt tokens
 
 class Slo(Policy):
     """Needs both targets and a price. Where steps take longer than their price, by a factor that is measured
-    in steps with prompts, the price is scaled by it."""
+    in steps with prompts, the price is scaled by it: so what rows' adapters add, which the price leaves out,
+    is in it, as measured."""
 
     patience = 64
     passes = None
