@@ -43,7 +43,7 @@ class Computed:
         if chain is not None and self._any_state:
             chain.extend(tokens, num_computed // self._block_tokens)  # for a fork
             wake = min(wake, (num_computed // self._block_tokens + 1) * self._block_tokens)
-        table.wake = min(wake, self._snapshots.settle(table))
+        table.wake = min(wake, self._snapshots.settle(table)) if table.snapshots else wake
         return changed
 
     def touch_twin(self, table: SeqTable, room: Room, index: int) -> None:

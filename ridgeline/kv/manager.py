@@ -267,7 +267,9 @@ class KVManager:
         that have a row; a sequence without one keeps its news for a later step. now: seconds, for the record
         of what was evicted when. Pages freed from now on count
         as referenced by this step until step_finished(step)."""
-        news = tuple(TableNews(row=[], index=[], page=[]) for _ in self._rooms)
+        self._pool.close_step(step)
+        self._index.now = now
+        news = tuple([TableNews(row=[], index=[], page=[]) for _ in self._rooms])
         for seq in [seq for seq in self._dirty if seq in rows]:
             row = rows[seq]
             for group, out in zip(self._dirty.pop(seq).groups, news):
@@ -276,8 +278,6 @@ class KVManager:
                     out.index.extend(group.news)
                     out.page.extend(map(group.pages.__getitem__, group.news))
                     group.news.clear()
-        self._pool.close_step(step)
-        self._index.now = now
         return StepNews(tables=news, copies=self._copies.take())
 
     def step_finished(self, step: int) -> None:
@@ -288,9 +288,11 @@ class KVManager:
         """These copies are done: unpin their pages."""
         self._copies.done(tickets)
 
-    def lose_tickets(self, tickets: Iterable[int]) -> list[int]:
+    def lose_tickets(self, tickets: Sequence[int]) -> list[int]:
         """These copies were never run, since their step broke. The sequences that hold a page which they were
         to fill: what those compute is wrong, whether that step had them or not."""
+        if not tickets:
+            return []
         lost = self._copies.lost(tickets)
         broken = []
         for table in self._seqs.values() if lost else ():

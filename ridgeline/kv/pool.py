@@ -81,8 +81,9 @@ class PagePool:
             page = self._victim()
             self._forget(page)
             pages.append(page)
+        refs = self.refs
         for page in pages:
-            self.refs[page] = 1
+            refs[page] = 1
         return pages
 
     def hold(self, page: int) -> None:
@@ -155,6 +156,8 @@ class PagePool:
         """What was dropped before the next step was closed is reusable, unless a copy still touches it."""
         assert self._finished <= step <= self._closed
         self._finished = step
+        if not self._pending:
+            return
         due = []
         for page, dropped in self._pending.items():
             if dropped > step:

@@ -56,10 +56,11 @@ class HashChain:
         if num_blocks <= len(blocks):
             return
         text, size_bytes = encode(tokens[len(blocks) * size : num_blocks * size]), size * _TOKEN_BYTES
+        digest = digests[-1]
         for start in range(0, len(text), size_bytes):
             block = text[start : start + size_bytes]
             blocks.append(block)
-            digests.append(link(digests[-1], block))
+            digests.append(digest := link(digest, block))
 
     def fork(self, num_blocks: int) -> "HashChain":
         """A chain with the same first blocks."""
@@ -71,7 +72,8 @@ class HashChain:
 
     def entry(self, group: int, first: int, last: int) -> "Entry":
         """What a full page of blocks [first, last) is to be cached as."""
-        return Entry(group, self.digests[last], self.digests[first], b"".join(self.blocks[first:last]))
+        tokens = self.blocks[first] if last == first + 1 else b"".join(self.blocks[first:last])
+        return Entry(group, self.digests[last], self.digests[first], tokens)
 
 
 def link(parent: bytes, block: bytes) -> bytes:
@@ -144,12 +146,10 @@ class PrefixIndex:
             return False
         pages[entry.digest] = page
         self._entries[page] = entry
-        item = (entry.tokens, page)
-        children = below.get(entry.parent)
-        if children is None:
-            below[entry.parent] = [item]
+        if entry.parent in below:
+            insort(below[entry.parent], (entry.tokens, page))
         else:
-            insort(children, item)
+            below[entry.parent] = [(entry.tokens, page)]
         return True
 
     def remove(self, page: int) -> None:
@@ -163,11 +163,13 @@ class PrefixIndex:
             del below[entry.parent]
         else:
             del children[bisect_left(children, (entry.tokens, page))]
-        name = (entry.group, entry.digest)
-        self._gone[name] = self.now
-        self._gone.move_to_end(name)
-        if len(self._gone) > self._keep_gone:
-            self._gone.popitem(last=False)
+        gone, name = self._gone, (entry.group, entry.digest)
+        before = len(gone)
+        gone[name] = self.now
+        if len(gone) == before:  # it was forgotten before
+            gone.move_to_end(name)
+        elif before >= self._keep_gone:
+            gone.popitem(last=False)
 
     def gone_s(self, group: int, digest: bytes) -> float | None:
         """When the page of that name was forgotten; None for one that is cached, or not remembered."""

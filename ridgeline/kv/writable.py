@@ -26,13 +26,13 @@ class Writable:
 
     def spare(self, table: SeqTable, num_tokens: int) -> int:
         """Free pages that growing to num_tokens would leave, negative when they do not suffice."""
-        return self._left(table, num_tokens, self._shared(table, num_tokens))
+        return self._left(table, self._shared(table, num_tokens), self._missing(table, num_tokens))
 
     def grow(self, table: SeqTable, num_tokens: int) -> bool:
         """Give the positions [num_computed, num_tokens) pages of their own, and bring back what is away;
         False when there are too few pages."""
-        shared = self._shared(table, num_tokens)
-        left = self._left(table, num_tokens, shared)
+        shared, missing = self._shared(table, num_tokens), self._missing(table, num_tokens)
+        left = self._left(table, shared, missing)
         if left < 0:
             return False
         for group, index, sole in shared:
@@ -47,11 +47,11 @@ class Writable:
         if self._away is not None:
             self._away.bring(table)
         table.ready = NEVER
-        for room, group in zip(self._rooms, table.groups):
-            first, stop = len(group.pages), room.num_entries(num_tokens)
-            if first < stop:
-                group.pages += self._pool.take_all(stop - first)
-                group.news += range(first, stop)
+        for room, group, num in zip(self._rooms, table.groups, missing):
+            if num > 0:
+                first = len(group.pages)
+                group.pages += self._pool.take_all(num)
+                group.news += range(first, first + num)
             capacity = room.capacity(len(group.pages))
             if capacity < table.ready:
                 table.ready = capacity
@@ -74,13 +74,17 @@ class Writable:
                     found.append((group, index, refs[page] == 1))
         return found
 
-    def _left(self, table: SeqTable, num_tokens: int, shared: Shared) -> int:
+    def _missing(self, table: SeqTable, num_tokens: int) -> list[int]:
+        """Entries of each group that writing up to num_tokens adds to its table; not positive for none."""
+        return [room.num_entries(num_tokens) - len(group.pages)
+                for room, group in zip(self._rooms, table.groups)]
+
+    def _left(self, table: SeqTable, shared: Shared, missing: Sequence[int]) -> int:
         """spare(); a cached page that nobody else holds counts as needing none: it can be taken over."""
         left = self._pool.num_free - (self._away.num_pages(table) if self._away is not None else 0)
         for _, _, sole in shared:
             left -= not sole
-        for room, group in zip(self._rooms, table.groups):
-            missing = room.num_entries(num_tokens) - len(group.pages)
-            if missing > 0:
-                left -= missing
+        for num in missing:
+            if num > 0:
+                left -= num
         return left

@@ -36,15 +36,17 @@ class Course(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class Future(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an executor says of the next steps: when each starts and ends [K], and the tokens [K, N], none of
-    which ends a request; a token of a step that brings its row none means nothing."""
+    which ends a request; a token of a step that brings its row none means nothing. num_plans: steps that are
+    planned behind those in flight: K, or one fewer where somebody has come before the last has ended."""
 
     started_s: Seconds
     finished_s: Seconds
     tokens: Int
+    num_plans: int
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """After a leap: the steps in flight with their plans, and of each of the K that were planned [K] its
+    """After a leap: the steps in flight with their plans, and of each that was planned (up to K of them) its
     rows, the requests that ran and the pages that they held. news: of first tokens and of ends, in order."""
 
     begun: Begun

@@ -59,9 +59,10 @@ class Oracle(Executor, Protocol):
 
     def ready_at(self, ticket: int) -> float: ...
 
-    def foresee(self, course: Course, until_s: float) -> Future | None:
+    def foresee(self, course: Course, until_s: float, quiet_s: float) -> Future | None:
         """The next steps that end by until_s: those in flight, and decodes behind them of the rows that have
-        some left to feed, each begun when the oldest in flight is finished. None where they are not more than
+        some left to feed, each begun when the oldest in flight is finished. And one more where it ends
+        nobody, by quiet_s: who comes at until_s is planned for behind that. None where they are not more than
         those in flight."""
         ...
 

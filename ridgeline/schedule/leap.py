@@ -5,7 +5,8 @@ committing the steps one by one gives. For executors that can tell the future (a
 Legend: K steps, N rows that run, in row order. D steps are in flight, before a leap and after it (fewer where
 all rows end): it commits K of them and plans K behind. A row's tokens come with the commits from `late` to
 before `stop`: one whose prompt is still being computed has its first later than the others have their next,
-and one that ends is in no step from there on.
+and one that ends is in no step from there on. Where somebody comes before the last of the K has ended, which
+ends nobody, the plan that would follow it is left to who plans with them in the queue.
 """
 
 from collections import defaultdict
@@ -110,10 +111,10 @@ class Leaper:
             finished_s=float(future.finished_s[place]))
 
     def take(self, begun: Begun, course: Course, future: Future) -> Landed:
-        """Commit as many steps as the future has, more than D, and plan as many behind."""
+        """Commit as many steps as the future has, more than D, and plan behind what it says."""
         rows, depth, num_steps = self._rows, len(begun), len(future.finished_s)
         at, end, late, first = course.row, course.scheduled, course.late, begun[0][0]
-        fed = np.minimum(course.feeds, num_steps)
+        fed = np.minimum(course.feeds, future.num_plans)
         rows.make_room(int(rows.known[at].max()) + num_steps)
         self._write(at, late, future)
         news = self._reach(begun, course, future)
@@ -129,7 +130,7 @@ class Leaper:
         self._book.counters.num_generated_tokens += int((np.minimum(course.stop, num_steps) - late).sum())
         self._book.waits.now = float(future.finished_s[-1])
         flown, plans = [], []
-        for behind in range(num_steps - depth, min(num_steps, int(course.feeds.max()))):
+        for behind in range(num_steps - depth, int(fed.max())):
             taken = self._taken(at[fed > behind], end[fed > behind] + behind)
             flown.append((first + depth + behind, taken))
             plans.append(decodes_plan(first + depth + behind, taken))

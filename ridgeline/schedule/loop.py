@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
@@ -60,10 +59,11 @@ class Loop:
 
     # ---- requests
 
-    def add(self, new: NewRequest) -> None:
-        """RequestError when the request can never run or is badly formed."""
+    def add(self, new: NewRequest, came_s: float | None = None) -> None:
+        """RequestError when the request can never run or is badly formed. came_s: when, where a leap has gone
+        on to the end of the step that ran then; None: now."""
         self._scheduler.add(new)
-        now = self._clock.now()
+        now = self._clock.now() if came_s is None else came_s
         if self._for_replay is not None:
             self._came[new.id] = self._num_finished
         for choice in range(new.params.n):
@@ -136,14 +136,16 @@ class Loop:
             self._tell(news)
         return self._take_news()
 
-    def leap(self, oracle: Oracle, until_s: float) -> Leap | None:
+    def leap(self, oracle: Oracle, until_s: float, quiet_s: float = 0.0) -> Leap | None:
         """Finish all steps up to until_s of which all is known before, at once, and begin as many; None where
-        step() must. oracle: the executor. No record of a step comes of it."""
+        step() must. oracle: the executor. No record of a step comes of it. quiet_s: where this is later, all
+        that happens before it is that requests come at until_s, and the step that runs then may be finished
+        too; then the next is not begun, and they are added with that time."""
         flights = list(self._flights)
         if len(flights) < self._depth or any(f.ticket is None or len(f.plan.copies) for f in flights):
             return None
         course = self._scheduler.course()
-        future = None if course is None else oracle.foresee(course, until_s)
+        future = None if course is None else oracle.foresee(course, until_s, quiet_s)
         if future is None:
             return None
         assert course is not None
@@ -151,12 +153,13 @@ class Loop:
         landed = self._scheduler.leap(course, future, [flight.plan for flight in flights])
         tickets = oracle.leap(num_steps, landed.plans)
         load, running, used = self._scheduler.load(), landed.running, landed.used_pages
-        begun_s = future.finished_s[num_steps - depth:].tolist()
+        since = num_steps - depth  # of the plans behind, those that are committed too
+        begun_s = future.finished_s[since:].tolist()
         self._flights = deque(
             Flight(plan=plan, ticket=ticket, error=None, begun_s=begun_s[i], plan_s=0.0,
                    planned_s=oracle.ready_at(ticket) - begun_s[i], num_preemptions=0,
-                   load=msgspec.structs.replace(load, running=int(running[i - depth]),
-                                                used_pages=int(used[i - depth])))
+                   load=msgspec.structs.replace(load, running=int(running[since + i]),
+                                                used_pages=int(used[since + i])))
             for i, (plan, ticket) in enumerate(zip(landed.plans, tickets, strict=True)))
         self._num_finished += num_steps
         shares, took_s = np.zeros(num_steps), future.finished_s - future.started_s
@@ -167,9 +170,9 @@ class Loop:
         return Leap(
             started_s=future.started_s, finished_s=future.finished_s, prefill_share=shares,
             news=[*self._take_news(), *landed.news], num_preemptions=sum(f.num_preemptions for f in flights),
-            num_rows=_behind([flight.plan.num_rows for flight in flights], landed.num_rows),
-            running=_behind([flight.load.running for flight in flights], running),
-            used_pages=_behind([flight.load.used_pages for flight in flights], used))
+            num_rows=np.concatenate([[flight.plan.num_rows for flight in flights], landed.num_rows[:since]]),
+            running=np.concatenate([[flight.load.running for flight in flights], running[:since]]),
+            used_pages=np.concatenate([[flight.load.used_pages for flight in flights], used[:since]]))
 
     def stats(self) -> dict[str, int | float | Mapping[str, float]]:
         """The scheduler's gauges and counters, how deep the pipeline is, Little's law (`base.stats`), and the
@@ -248,11 +251,6 @@ class Loop:
             return None
         return Came(came_after=self._came[request_id], left_after=self._num_finished if aborted else None,
                     how=self._for_replay)
-
-
-def _behind(flying: list[int], planned: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of the steps that a leap commits: those in flight before it, then those that it plans."""
-    return np.concatenate([flying, planned[:-len(flying)]])
 
 
 def _with_floor(output: Output, floors: Mapping[tuple[str, int], float | None]) -> Output:

@@ -101,7 +101,7 @@ class Overload:
         for request in self._fresh:
             if _waits(request):
                 slow_s = self._slow_s(request)
-                news += self._judge(book, request, self._before(book, request), now) if slow_s is None else (
+                news += self._judge_fresh(book, request, now) if slow_s is None else (
                     self._late(book, request, None, (
                         f"each further token is due {self._tpot_s:g} s after the one before, and behind a "
                         f"prompt of {request.num_prompt} tokens it takes at least {slow_s:.3g} s")))
@@ -114,6 +114,14 @@ class Overload:
                     break
             self._by_age.popleft()
         return news
+
+    def _judge_fresh(self, book: Book, request: Request, now: float) -> list[Output]:
+        """By all that is before it; who would be in time behind everybody needs no closer look."""
+        left = book.rows.num_prompt - book.rows.scheduled
+        most = self._line.tokens() + int(left.sum(where=left > 0))
+        if now - request.arrived_s + self._least_s(most) <= self._ttft_s:
+            return []
+        return self._judge(book, request, self._before(book, request), now)
 
     def _judge(self, book: Book, request: Request, before: int, now: float) -> list[Output]:
         least_s = self._least_s(before + request.must_tokens)

@@ -254,15 +254,15 @@ class Scheduler:
         return self._leaper.course(list(self._begun))
 
     def leap(self, course: Course, future: Future, plans: Sequence[StepPlan]) -> Landed:
-        """Commit the oldest steps begun, more than are in flight, and plan as many behind. plans: those in
-        flight now. The policy hears of steps with prompts alone."""
+        """Commit the oldest steps begun, more than are in flight, and plan behind what the future says.
+        plans: those in flight now. The policy hears of steps with prompts alone."""
         for place, plan in enumerate(plans):
             if plan.num_decodes < plan.num_rows:
                 self._policy.observe(plan, self._leaper.result(plan, course, future, place))
         self._held = 0
         landed = self._leaper.take(list(self._begun), course, future)
-        self._memory.leapt(len(landed.used_pages))
-        self._committed += len(landed.used_pages)
+        self._memory.leapt(future.num_plans)
+        self._committed += len(future.finished_s)
         self._begun = deque(landed.begun)
         self._next_step = self._committed + 1 + len(landed.begun)
         return landed

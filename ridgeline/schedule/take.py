@@ -48,15 +48,18 @@ class Taker:
     def _take_quick(self, quick: Bool, token: Int, now: float) -> list[Output]:
         """One more token for each row of `quick`. Columns and map: Python runs no line for each row here."""
         rows, at = self._rows, quick.nonzero()[0]
-        new, place = token[at], rows.known[at]
+        full, ids = len(at) == rows.size, rows.id  # all are cheaper to slice than to index
+        these, named = (slice(None), ids) if full else (at, compress(ids, quick.tolist()))
+        new, place = token[these], rows.known[these]
         rows.make_room(int(np.maximum.reduce(rows.known)) + 1)
-        rows.tokens[at, place] = rows.last_token[at] = new
+        rows.tokens[at, place] = rows.last_token[these] = new
         rows.times_s[at, place] = now
+        num_prompt = rows.num_prompt[these]
+        num_output = place + 1 - num_prompt
         rows.known += quick
         self._book.counters.num_generated_tokens += len(at)
-        ids, num_prompt = compress(rows.id, quick.tolist()), rows.num_prompt[at]
-        return list(map(Output, ids, rows.choice[at].tolist(), zip(new.tolist()),
-                        (place + 1 - num_prompt).tolist(), num_prompt.tolist(), rows.num_cached[at].tolist()))
+        return list(map(Output, named, rows.choice[these].tolist(), zip(new.tolist()), num_output.tolist(),
+                        num_prompt.tolist(), rows.num_cached[these].tolist()))
 
     def _take_slow(self, plan: StepPlan, result: StepResult, index: int, first: int,
                    now: float) -> Output | None:

@@ -21,7 +21,7 @@ from ridgeline.schedule.route import Candidate, Fleet, LeastWork, Outstanding, P
 from ridgeline.schedule.speculate import Shape
 from ridgeline.sim.node import Leaps, Machine, Node, Plans, Serving, host_traffic
 from ridgeline.sim.outcome import Meter, Outcome, outcome_of
-from ridgeline.sim.run import Clients, Progress
+from ridgeline.sim.run import Clients, Progress, simulate
 from ridgeline.workload.offered import Workload
 
 _ANSWER = 256.0  # tokens that an answer is believed to have before one has ended
@@ -210,8 +210,9 @@ class Cluster:
         engines = [at for node in self.nodes if (at := node.next_event_at()) is not None]
         return min([*engines, *(at for at, _, _, arriving in self._events if arriving)], default=None)
 
-    def advance(self, until_s: float) -> list[Output]:
-        """Everything up to this moment; what clients hear of it."""
+    def advance(self, until_s: float, quiet_s: float = 0.0) -> list[Output]:
+        """Everything up to this moment and no further, since who is sent where hangs on it; what clients hear
+        of it."""
         while self._events and self._events[0][0] <= until_s:
             at, _, node, arriving = heapq.heappop(self._events)
             if arriving:
@@ -366,6 +367,8 @@ def outcome(topology: Topology, serving: Serving, workload: Workload, meters: Se
 def simulate_cluster(topology: Topology, serving: Serving, workload: Workload,
                      progress: Progress = lambda begun, now: None) -> Outcome:
     """A topology under a workload."""
+    if len(topology.machines) == 1:
+        return simulate(topology.machines[0], serving, workload, progress)
     meters = [Meter(one.capacity.num_pages, batch_holds=serving.batch_holds)
               for one in topology.machines]
     return outcome(topology, serving, workload, meters,

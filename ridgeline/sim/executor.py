@@ -80,7 +80,7 @@ class LedgerExecutor:
                 return begun.finished_s
         raise AssertionError(f"ticket {ticket} is not in flight")
 
-    def foresee(self, course: Course, until_s: float) -> Future | None:
+    def foresee(self, course: Course, until_s: float, quiet_s: float) -> Future | None:
         """See `schedule.executor.Oracle`. The times are those that steps have one by one, to the last bit."""
         depth = len(self._begun)
         if self._free_at_s > until_s or course.most <= depth:
@@ -89,12 +89,15 @@ class LedgerExecutor:
         times_s = np.concatenate([[one.started_s for one in self._begun], [self._free_at_s], *behind_s])
         np.add.accumulate(times_s[depth:], out=times_s[depth:])
         most = min(len(times_s) - 1 - depth * (not whole), course.most)
-        num_steps = int(times_s[1:most + 1].searchsorted(until_s, side="right"))
+        num_steps = num_plans = int(times_s[1:most + 1].searchsorted(until_s, side="right"))
+        if num_steps < min(most, len(times_s) - 1) and times_s[num_steps + 1] <= quiet_s \
+                and not np.count_nonzero(course.stop == num_steps + 1):
+            num_steps += 1  # somebody comes while it runs
         if num_steps <= depth:
             return None
         self._foreseen_s = times_s
         place = course.scheduled - course.last + np.arange(num_steps)[:, None]
-        return Future(started_s=times_s[:num_steps], finished_s=times_s[1:num_steps + 1],
+        return Future(started_s=times_s[:num_steps], finished_s=times_s[1:num_steps + 1], num_plans=num_plans,
                       tokens=made_up(course.request, place, self._capacity.vocab_size))
 
     def _behind_s(self, course: Course, until_s: float) -> tuple[list[NDArray[np.float64]], bool]:

@@ -126,12 +126,13 @@ class Node:
         self._leaps = trace if isinstance(trace, Leaps) else None
         self._waits = False  # for a step: the loop comes round when it ends
         self._stalled = False  # all that is left waits for pages that are leased
+        self._now_s = self.clock.now()  # the driver's; the clock may stand at the end of the step that runs
 
     def add(self, new: NewRequest) -> None:
         """A request, now: the driver has brought the node to its arrival. RequestError when it can never
         run."""
         self._stalled = False
-        self.loop.add(new)
+        self.loop.add(new, self._now_s)
 
     def abort(self, request_id: str) -> None:
         """A client went away, now."""
@@ -149,8 +150,8 @@ class Node:
             return self.loop.next_ready_at()
         return self.clock.now() if self.loop.has_work() and not self._stalled else None
 
-    def advance(self, until_s: float) -> list[Output]:
-        """Everything that happens up to this moment, in which the clock then stands; the news."""
+    def advance(self, until_s: float, quiet_s: float = 0.0) -> list[Output]:
+        """Everything that happens up to this moment; the news. quiet_s: see `Loop.leap`."""
         news: list[Output] = []
         while True:
             if not self._waits:
@@ -165,18 +166,22 @@ class Node:
                 break
             leap = None
             if self._leaps is not None and self._executor.free_at_s <= until_s:
-                leap = self.loop.leap(self._executor, until_s)
+                leap = self.loop.leap(self._executor, until_s, quiet_s)
             if leap is not None and self._leaps is not None:
                 self.clock.advance_to(float(leap.finished_s[-1]))
                 self._leaps.leapt(leap)
                 news += leap.news
+                if self.clock.now() > until_s:
+                    self._waits = False
+                    break
                 self._waits = self.loop.next_ready_at() is not None
                 continue
             self.clock.advance_to(ready_s)
             news += self.loop.collect()
             self._waits = False
         if until_s < float("inf"):
-            self.clock.advance_to(until_s)
+            self._now_s = until_s
+            self.clock.advance_to(max(self.clock.now(), until_s))
         return news
 
 

@@ -37,7 +37,7 @@ class Front(Protocol):
 
     def next_event_at(self) -> float | None: ...
 
-    def advance(self, until_s: float) -> list[Output]: ...
+    def advance(self, until_s: float, quiet_s: float = 0.0) -> list[Output]: ...
 
 
 def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int32]:
@@ -101,12 +101,23 @@ class Clients:
                 break
             if min(arrives_s, leaves_s) > now:
                 now = min(arrives_s, leaves_s)
-                self._front.advance(now)
+                self._front.advance(now, self._quiet_s(now, leaves_s))
             if leaves_s <= arrives_s:
                 self._front.abort(heapq.heappop(self._leaving)[1])
             else:
                 self._send(arrives_s)
         self._front.advance(inf)
+
+    def _quiet_s(self, now: float, leaves_s: float) -> float:
+        """When something happens again after requests have come now; 0 where none comes."""
+        place, until_s = self._next, leaves_s
+        while place < len(self._requests) and self._requests[place].arrived_s == now:
+            patience_s = self._requests[place].patience_s
+            until_s = until_s if patience_s is None else min(until_s, now + patience_s)
+            place += 1
+        if place == self._next or leaves_s <= now:
+            return 0.0
+        return until_s if place == len(self._requests) else min(until_s, self._requests[place].arrived_s)
 
     def run_closed(self, num_at_a_time: int) -> None:
         """Each of so many clients sends its next request when it has an answer; without patience."""

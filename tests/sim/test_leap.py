@@ -73,9 +73,9 @@ class Heard:
     def next_event_at(self) -> float | None:
         return self._node.next_event_at()
 
-    def advance(self, until_s: float) -> list[Output]:
-        news = self._node.advance(until_s)
-        for one in sorted((one for one in news if one.times_s), key=lambda one: (one.id, one.num_output)):
+    def advance(self, until_s: float, quiet_s: float = 0.0) -> list[Output]:
+        news = self._node.advance(until_s, quiet_s)
+        for one in (one for one in news if one.times_s):
             account = {name: value for name, value in one.account.items() if name != "reuse_limit"}
             limit = str(one.account.get("reuse_limit", "")).split()[:1]  # evicted, some seconds ago
             self.news.append((one.id, one.num_output, one.times_s, {**account, "reuse_limit": str(limit)}))
@@ -90,6 +90,7 @@ def both_ways(where: Machine, serving: Serving, load: Workload) -> tuple[Meter, 
         heard = Heard(node)
         Clients(heard, load, 1000).run()
         node.loop.check()
+        heard.news.sort(key=lambda one: one[:2])
         found.append((heard.news, node.manager.stats, host_traffic([node]), node.loop.little_law(),
                       node.loop.progress()))
     assert found[0] == found[1]
@@ -135,6 +136,23 @@ def test_most_steps_of_a_quiet_engine_are_leapt_over() -> None:
     load = workload(*[(100.0 * i, 5, 90) for i in range(5)])
     Clients(Node(machine(num_pages=400), Serving(), meter), load, 1000).run()
     assert meter.num_steps == 5 * 90 and sum(isinstance(one, StepRecord) for one in told) <= 5 * 5
+
+
+def test_a_leap_goes_on_to_the_end_of_the_step_in_which_somebody_comes() -> None:
+    """So that of what comes beside a long answer the steps with its prompt alone are taken one by one."""
+    taken: list[StepRecord] = []
+
+    class Told(Meter):
+        def add(self, record: Record) -> None:
+            taken.extend([record] if isinstance(record, StepRecord) else [])
+            super().add(record)
+
+    load = workload((0.0, 5, 300), *[(20.3 + 20 * i, 5, 3) for i in range(10)])
+    where = machine(num_pages=400)
+    node = Node(where, Serving(), Told(400))
+    Clients(node, load, 1000).run()
+    assert len(taken) <= 1 and len(load.requests) == 11
+    assert_equal(*both_ways(where, Serving(), load)[:2])
 
 
 def test_a_leap_goes_over_ends_and_past_those_who_wait_for_a_row() -> None:
