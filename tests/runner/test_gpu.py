@@ -27,7 +27,9 @@ SPECS = {
     "experts": tiny_mixture(head_dim=16),
 }
 PROMPT = tokens_of(37, seed=3).tolist()
-NEAR = 0.1  # nat between the two best of a bfloat16 model that may change places
+# Nat between the two best of a bfloat16 model that may change places: what rounding moves that distance by at
+# the median (plain torch against float32 on a CPU, "plain", 1,100 positions: 0.21; 0.68 in one of ten).
+NEAR = 0.2
 SCORED = SamplingParams(temperature=0.0, logprobs=3)
 
 
