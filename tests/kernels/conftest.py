@@ -42,8 +42,8 @@ def poisoned() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # unlike its twin, without the import of a compiler
     assert torch.empty(3).isnan().all()
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     torch.set_num_threads(threads)

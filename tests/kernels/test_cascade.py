@@ -8,28 +8,19 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.cascade import share, tile_heads
-from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.gpu import open_gpu
 from tests.kernels.cascade_cases import CASES
-from tests.kernels.interpreted import errors_of
+from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.triton_cases import poisoned
 from tests.kernels.triton_compiled import compile_for_hopper
 
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 
-
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
-    return errors_of("tests.kernels.cascade_cases")
-
-
-@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
-    assert interpreted[name] == ""
+def test_interpreted_in_float32(name: str) -> None:
+    assert interpreted("tests.kernels.cascade_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+@pytest.mark.parametrize("name", on_gpu(CASES))
 @pytest.mark.parametrize("programmatic", [False, True], ids=["plain", "PDL"])
 def test_on_the_gpu_in_bfloat16(name: str, programmatic: bool) -> None:
     with poisoned():

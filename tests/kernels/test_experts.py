@@ -9,29 +9,20 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.experts import deal, multiply
 from ridgeline.kernels.experts.reference import multiply_reference
-from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.gpu import open_gpu
 from ridgeline.kernels.timing import captured
+from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.experts_cases import CASES
-from tests.kernels.interpreted import errors_of
 from tests.kernels.triton_cases import close, poisoned, random, tolerance
 from tests.kernels.triton_compiled import compile_for_hopper
 
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 
-
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
-    return errors_of("tests.kernels.experts_cases")
-
-
-@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
-    assert interpreted[name] == ""
+def test_interpreted_in_float32(name: str) -> None:
+    assert interpreted("tests.kernels.experts_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+@pytest.mark.parametrize("name", on_gpu(CASES))
 def test_on_the_gpu_in_bfloat16(name: str) -> None:
     with poisoned():
         CASES[name](open_gpu(CUDA), torch.bfloat16)
@@ -52,7 +43,7 @@ def test_what_hopper_gets(rows: int, warps: int, stages: int, tmp_path: Path) ->
     assert "wgmma" in made.ptx or "mma.sync" in made.ptx
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(tokens, marks=on_gpu) for tokens in (1, 33, 700)])
+@pytest.mark.parametrize("tokens", on_gpu((1, 33, 700)))
 def test_a_graph_follows_other_choices(tokens: int) -> None:
     """Recorded with some experts, replayed with others."""
     gpu, bf16 = open_gpu(CUDA), torch.bfloat16

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.decode_attention import unfit
-from ridgeline.kernels.gpu import Gpu, open_gpu, why_none
+from ridgeline.kernels.gpu import Gpu, open_gpu
 from ridgeline.kernels.prefill_attention import (
     LIBRARY_TOKENS,
     PAGES,
@@ -21,29 +21,21 @@ from ridgeline.kernels.prefill_attention import (
     choose,
     tile_for,
 )
-from tests.kernels.interpreted import errors_of
+from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.prefill_cases import CASES, LARGE
 from tests.kernels.triton_cases import poisoned
 from tests.kernels.triton_compiled import Compiled, compile_for_hopper
 
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
-    return errors_of("tests.kernels.prefill_cases")
-
-
-@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
+def test_interpreted_in_float32(name: str) -> None:
     """Odd sizes, memory of NaN, windows, sinks, tiles that only some tokens see."""
-    assert interpreted[name] == ""
+    assert interpreted("tests.kernels.prefill_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES | LARGE])
+@pytest.mark.parametrize("name", on_gpu(CASES | LARGE))
 def test_on_the_gpu_in_bfloat16(name: str) -> None:
     with poisoned():
         (CASES | LARGE)[name](open_gpu(CUDA), BF16)

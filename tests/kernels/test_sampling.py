@@ -8,16 +8,14 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.kernels.gpu import Gpu, open_gpu, why_none
+from ridgeline.kernels.gpu import Gpu, open_gpu
 from ridgeline.kernels.sampling import MAX_VOCAB, Sampling
 from ridgeline.kernels.timing import captured
-from tests.kernels.interpreted import errors_of
+from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.sampling_cases import CASES, MIX, PROMPT, Sides, spread
 from tests.kernels.triton_cases import poisoned
 from tests.kernels.triton_compiled import compile_for_hopper
 
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 INT32 = ("bits", "which", "rows", "lens", "wholes", "marks", "max", "noise", "list", "token", "failed",
          "tokens")
 TYPES = {f"{name}_ptr": "*i32" for name in INT32}
@@ -25,25 +23,19 @@ TYPES |= {f"{name}_ptr": "*i64" for name in ("seeds", "last", "ids", "ranks")} |
 TYPES |= {f"{name}_ptr": "*fp32" for name in ("bias", "mass", "odd", "values", "logits")}
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
-    return errors_of("tests.kernels.sampling_cases")
-
-
-@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted(name: str, interpreted: dict[str, str]) -> None:
-    assert interpreted[name] == ""
+def test_interpreted(name: str) -> None:
+    assert interpreted("tests.kernels.sampling_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+@pytest.mark.parametrize("name", on_gpu(CASES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_the_gpu(name: str, dtype: torch.dtype) -> None:
     with poisoned():
         CASES[name](open_gpu(CUDA), dtype)
 
 
-@pytest.mark.parametrize("rows", [pytest.param(9, marks=on_gpu)])
+@pytest.mark.parametrize("rows", on_gpu([9]))
 def test_as_a_graph(rows: int) -> None:
     """Replayed with other logits, positions and requests in the same memory, the tokens of those."""
     gpu, vocab_size, position = open_gpu(CUDA), 5003, len(PROMPT) + 3

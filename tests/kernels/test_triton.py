@@ -12,37 +12,29 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.chain import Chain
 from ridgeline.kernels.decode_attention import MAX_DIM, tile_for, unfit
-from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.gpu import open_gpu
 from ridgeline.kernels.timing import captured
 from ridgeline.models.checkpoint import open_shape
-from tests.kernels.interpreted import errors_of
+from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.triton_cases import CASES, poisoned
 
 ROOT = Path(__file__).resolve().parents[2]
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
-    return errors_of("tests.kernels.triton_cases")
-
-
-@pytest.mark.timeout(300)  # all of them, in the first
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_in_float32(name: str, interpreted: dict[str, str]) -> None:
+def test_interpreted_in_float32(name: str) -> None:
     """Odd sizes, memory of NaN, idle rows, windows, sinks, several pieces; locks go back to zero."""
-    assert interpreted[name] == ""
+    assert interpreted("tests.kernels.triton_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in CASES])
+@pytest.mark.parametrize("name", on_gpu(CASES))
 @pytest.mark.parametrize("programmatic", [False, True], ids=["plain", "PDL"])
 def test_on_the_gpu_in_bfloat16(name: str, programmatic: bool) -> None:
     with poisoned():
         CASES[name](open_gpu(CUDA, programmatic=programmatic), torch.bfloat16)
 
 
-@pytest.mark.parametrize("rows", [pytest.param(rows, marks=on_gpu) for rows in (1, 3, 20, 100)])
+@pytest.mark.parametrize("rows", on_gpu((1, 3, 20, 100)))
 def test_overlapped_kernels_see_what_those_before_them_wrote(rows: int) -> None:
     """As a graph replayed back to back, where programmatic launch overlaps most: the bits of one by one."""
     spec = open_shape("qwen3-0.6b", overrides={"num_hidden_layers": 6, "vocab_size": 4096}).spec

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from ridgeline.base.errors import CheckpointError
-from ridgeline.kernels.gpu import why_none
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.nn.load import dense, load_weights
+from tests.kernels.devices import CUDA, ONLY_GPU
 from tests.nn.test_load import tensor, write_gguf
 
-CUDA = torch.device("cuda")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+pytestmark = ONLY_GPU
 
 
 @pytest.mark.parametrize("kind", ["q4_1", "q8_0", "float32", "bfloat16"])

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.gpu import open_gpu
 from tests.features import cases_running
+from tests.kernels.devices import CUDA, ONLY_GPU
 from tests.oracle.cases import CASES
 from tests.oracle.oracles import Oracle, text
 from tests.oracle.ours import Ours
 from tests.oracle.reference import has_reference
 from tests.oracle.test_families import pieces
 
-CUDA = torch.device("cuda")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+pytestmark = ONLY_GPU
 SLACK = 1.5  # the sums run in another order; both errors come of a few thousand logits
 
 

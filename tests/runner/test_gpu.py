@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.kernels.gpu import open_gpu, why_none
+from ridgeline.kernels.gpu import open_gpu
 from ridgeline.runner.graphs import graph_sizes
 from ridgeline.runner.short_graphs import Size
 from ridgeline.schedule.plan import PLACEHOLDER
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_mixture, tiny_spec, tiny_weights, tokens_of
+from tests.kernels.devices import CUDA, on_gpu
 from tests.runner.hand import GREEDY, Feed, Hand
 
-CUDA = torch.device("cuda")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
 SPECS = {
     "plain": tiny_spec(head_dim=16, num_layers=3, hidden_size=64),
     "windows": tiny_spec(head_dim=16, hidden_size=64, windows=(8, None), num_layers=4),
@@ -49,14 +48,14 @@ def made(name: str, **changes: object) -> Hand:
     return hand
 
 
-@pytest.fixture(params=[pytest.param(name, marks=on_gpu) for name in SPECS])
+@pytest.fixture(params=on_gpu(SPECS))
 def hand(request: pytest.FixtureRequest) -> Iterator[Hand]:
     one = made(request.param)
     yield one
     one.close()
 
 
-@pytest.fixture(params=[pytest.param(name, marks=on_gpu) for name in SPECS if name != "experts"])
+@pytest.fixture(params=on_gpu(name for name in SPECS if name != "experts"))
 def dense(request: pytest.FixtureRequest) -> Iterator[Hand]:
     """Without experts: in bfloat16 a token near the border of two takes either, by another product's rounding
     or by another expert's whole result (tests/oracle holds the logits of such models)."""
@@ -224,11 +223,10 @@ def test_prompt_logprobs_whole_and_in_chunks(hand: Hand) -> None:
     assert max(abs(found[0][at] - found[1][at]) for at in found[0]) < NEAR
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))
-def test_a_step_that_lacks_memory_goes_in_parts() -> None:
+@pytest.mark.parametrize("name", on_gpu(["plain"]))
+def test_a_step_that_lacks_memory_goes_in_parts(name: str) -> None:
     """An allocation that fails halves the step; every row gets its token."""
-    one = made("plain")
+    one = made(name)
     forward, failed = one.model.forward, []
 
     def narrow(step: object) -> torch.Tensor:

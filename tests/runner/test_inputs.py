@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.kernels.gpu import why_none
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.inputs import build_step, idle_prompts, select
 from ridgeline.runner.rows import Rows
@@ -12,9 +11,9 @@ from ridgeline.schedule.plan import PLACEHOLDER, Copies, RowStart, StepPlan, Tab
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_spec
+from tests.kernels.devices import CUDA, on_gpu
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(why_none(CUDA)), reason=why_none(CUDA))]
+CPU = torch.device("cpu")
 LAYOUT = plan_layout(tiny_spec(num_layers=3, windows=(None, 6, 6)).cache(4), block_tokens=4)
 
 
@@ -106,7 +105,7 @@ def test_regions_do_not_overlap() -> None:
             view.fill_(1)
 
 
-@pytest.mark.parametrize("device", [CPU, pytest.param(CUDA, marks=ON_GPU)], ids=str)
+@pytest.mark.parametrize("device", [CPU, *on_gpu([CUDA])], ids=str)
 def test_copies_go_to_the_host_and_back(device: torch.device) -> None:
     """In order: what left in the first copy is what the last brings, although its page was reused between."""
     cache = PageCache(LAYOUT, 3, device, 4)
