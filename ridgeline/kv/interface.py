@@ -12,10 +12,12 @@ class Manager(Protocol):
     """One sequence is open for each request that runs or was put away.
 
     grows: whether a sequence takes more memory as it gets longer; otherwise it has all it will need, or
-    nothing.
+    nothing. follows: whether what is computed changes anything before a sequence ends: a prefix can be found,
+    a page is dropped. Otherwise commit() may come late.
     """
 
     grows: bool
+    follows: bool
 
     def open(self, seq: int, tokens: Tokens, salt: str = "", limit: int | None = None,
              end: int | None = None) -> int: ...

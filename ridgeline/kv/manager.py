@@ -27,7 +27,7 @@ from ridgeline.kv.seqtable import SeqTable
 from ridgeline.kv.snapshots import Snapshots
 from ridgeline.kv.tier import HostTier
 from ridgeline.kv.writable import Writable
-from ridgeline.spec.cache import CacheLayout
+from ridgeline.spec.cache import CacheLayout, Paged
 
 
 class KVManager:
@@ -47,6 +47,7 @@ class KVManager:
         may take while nobody uses them; None for what is free. num_host_pages: of the host's arena, its null
         page too; 0 for none."""
         self._rooms = rooms_of(layout.groups)
+        self.follows = prefix_caching or any(group.kind is not Paged for group in layout.groups)
         # one chain names the pages of all groups: it steps by what divides each group's page
         self._block_tokens = layout.block_tokens
         self._page_bytes = layout.page_bytes

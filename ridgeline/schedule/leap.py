@@ -263,8 +263,11 @@ class Leaper:
 
     def _filled(self, begun: Begun, course: Course, num_steps: int) -> Events:
         """(row, computed tokens) of rows that fill a block, by the step whose commit does it; not of one with
-        which they end."""
-        found, block = defaultdict(list), self._block_tokens
+        which they end, and of none where the next commit of a step can tell as well."""
+        found: Events = defaultdict(list)
+        block = self._block_tokens
+        if not self._manager.follows:
+            return found
         due = self._rows.index_at[course.row]
         until = np.minimum(course.stop - 1, num_steps)
         # tokens that are computed once step 0 is committed, and one more with each step from `late` on

@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError, RequestError
+from ridgeline.base.trace import StepRecord
+from ridgeline.schedule.course import Leap
+from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
@@ -160,10 +163,49 @@ def check_targets(machine: Machine, targets: Targets, workload: Workload) -> Non
                               f"{floor_s * 1e3:.3g} ms on {machine.name}")
 
 
+class _PreemptedError(Exception):
+    """Somebody was."""
+
+
+class _Calm(Meter):
+    """A meter that takes no preemption."""
+
+    def _step(self, record: StepRecord) -> None:
+        super()._step(record)
+        self._look()
+
+    def leapt(self, leap: Leap) -> None:
+        super().leapt(leap)
+        self._look()
+
+    def _look(self) -> None:
+        if self.num_preemptions:
+            raise _PreemptedError
+
+
 def simulate(machine: Machine, serving: Serving, workload: Workload,
              progress: Progress = lambda begun, now: None) -> Outcome:
-    """One engine under a workload."""
-    meter = Meter(machine.capacity.num_pages, batch_holds=serving.batch_holds)
+    """One engine under a workload. Where no request shares a prefix, nothing that is cached is found but by
+    one that was preempted: so the prefix cache is left out, and if somebody is, all begins again with it."""
+    if serving.prefix_caching and _shares_nothing(machine.capacity, serving, workload):
+        try:
+            return _simulate(machine, replace(serving, prefix_caching=False), workload, progress,
+                             _Calm(machine.capacity.num_pages, batch_holds=serving.batch_holds))
+        except _PreemptedError:
+            pass
+    return _simulate(machine, serving, workload, progress,
+                     Meter(machine.capacity.num_pages, batch_holds=serving.batch_holds))
+
+
+def _shares_nothing(capacity: Capacity, serving: Serving, workload: Workload) -> bool:
+    """Whether a prefix cache has nobody to serve, moves nothing to the host and cuts no chunk for a state."""
+    return (serving.kv == "paged" and capacity.num_host_pages < 2
+            and not any(group.state_pages for group in capacity.layout.groups)
+            and not any(offered.prefix for offered in workload.requests))
+
+
+def _simulate(machine: Machine, serving: Serving, workload: Workload, progress: Progress,
+              meter: Meter) -> Outcome:
     node = Node(machine, serving, meter)
     clients = Clients(node, workload, machine.capacity.vocab_size, progress)
     if workload.num_at_a_time is None:

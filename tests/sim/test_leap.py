@@ -185,7 +185,8 @@ def check_random(seed: int) -> None:
         base.capacity, layout=plan_layout(LAYOUTS[kind], block_tokens=4),
         num_pages=draw.choice((40, 90, 400))), page_s=draw.choice((0.001, 0.05)))
     serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.5),
-                      kv=draw.choice(("paged", "paged", "contiguous")))
+                      kv=draw.choice(("paged", "paged", "contiguous")),
+                      prefix_caching=draw.random() < 0.7)
     if serving.kv == "paged":  # with and without memory of the host behind it
         where = replace(where, capacity=replace(where.capacity, num_host_pages=draw.choice((0, 10, 200))))
     assert_equal(*both_ways(where, serving, mixed(seed, 10, gap_s=draw.choice((2.0, 10.0, 40.0))))[:2])

@@ -10,7 +10,7 @@ from ridgeline.base.stats import ttft_parts
 from ridgeline.schedule.targets import Targets
 from ridgeline.sim.capacity import find_capacity
 from ridgeline.sim.node import Node, Serving
-from ridgeline.sim.outcome import Meter
+from ridgeline.sim.outcome import Meter, outcome_of
 from ridgeline.sim.run import Clients, check_targets, prompt_of, request_of, simulate
 from ridgeline.workload.offered import Offered, Workload
 from tests.sim.helpers_sim import machine, workload
@@ -49,6 +49,19 @@ def test_e2e_is_ttft_and_tpot_for_each_further_token() -> None:
         ttft, e2e = one.times_s[0] - record.arrived_s, record.finished_s - record.arrived_s
         tpot = np.diff(one.times_s).mean() if record.num_output > 1 else 0.0
         assert e2e == pytest.approx(ttft + (record.num_output - 1) * tpot)
+
+
+@pytest.mark.parametrize("num_pages", [110, 36])
+def test_a_prefix_cache_that_serves_nobody_is_left_out_and_nothing_is_said_otherwise(num_pages: int) -> None:
+    """And with preemptions, whose victims find what they computed, it is there."""
+    load = workload(*[(0.9 * i, 5 + 7 * i % 40, 1 + 5 * i % 37) for i in range(20)])
+    where, meter = machine(num_pages=num_pages), Meter(num_pages)
+    node = Node(where, FCFS, meter)
+    Clients(node, load, where.capacity.vocab_size).run()
+    found = simulate(where, FCFS, load)
+    assert (found.preemptions > 0) == (num_pages == 36) and node.manager.stats.num_evicted_pages
+    assert found == outcome_of("fcfs", [meter], num_offered=20, num_refused=0, targets=FCFS.targets,
+                               num_devices=1, usd_per_hour=3.6, host={})
 
 
 def test_littles_law_holds_of_three_independent_measures() -> None:
