@@ -15,6 +15,7 @@ from ridgeline.engine.startup import Startup
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.nn.load import Weights
 from ridgeline.nn.replay import recorded_bytes
+from ridgeline.runner.short_graphs import most_tokens
 from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.cache import plan_layout
 from ridgeline.spec.model import ModelSpec
@@ -63,7 +64,8 @@ def _gpu_room(
             spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
             context=config.max_model_len or spec.max_position),
         graph_bytes=graph_bytes(
-            spec, num_seqs=config.max_num_seqs, element_bytes=size, adapted=adapter_bytes > 0),
+            spec, num_seqs=config.max_num_seqs, num_tokens=most_tokens(spec, longest), element_bytes=size,
+            adapted=adapter_bytes > 0),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GIB, format_bytes
 from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
+from ridgeline.ledger.memory import step_bytes
 from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
@@ -56,10 +57,12 @@ class GpuRoom:
                 f"{steps} of it, graphs {graphs}")
 
 
-def graph_bytes(spec: ModelSpec, *, num_seqs: int, element_bytes: int, adapted: bool = False) -> int:
-    """What graphs of steps of up to num_seqs rows take: the memory that they share, and their nodes. adapted:
-    each is there a second time, for rows with adapters."""
+def graph_bytes(spec: ModelSpec, *, num_seqs: int, num_tokens: int, element_bytes: int,
+                adapted: bool = False) -> int:
+    """What graphs of steps of up to num_seqs rows and num_tokens tokens take: the memory that they share, and
+    their nodes. adapted: each is there a second time, for rows with adapters."""
     shared = _ATTENTION_BYTES + num_seqs * spec.hidden_size * 32 * element_bytes
+    shared += step_bytes(spec, step_tokens=num_tokens, num_seqs=0, context=0, element_bytes=element_bytes)
     return shared + (1 + adapted) * _NODE_BYTES * len(spec.layers)
 
 

@@ -8,6 +8,7 @@ Legend: S places of decodes, N of all tokens, C of chunks.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kernels.step_inputs import gather
 from ridgeline.nn.build import Model
 from ridgeline.runner.choose import Chooser
@@ -27,18 +29,21 @@ from ridgeline.spec.model import ModelSpec
 Numbers = NDArray[np.int32]
 _CHUNKS = 16
 _DECODES = (0, 8, 16, 32, 64, 128, 256, 512)
-_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-# What launching a layer takes the host, and what products reach (an H200, Python 3.12): from where the GPU
-# takes longer, nothing is gained and padding is lost.
-_LAUNCH_S, _FLOPS_S = 350e-6, 600e12
+_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_MANY = 2048  # tokens beyond which places of decodes that are idle cost little, and recording a size much
+_DECODES_BESIDE_MANY = (0, 64, 256, 512)
+# What launching a layer takes the host (350 to 1,500 us were seen), and what products reach (an H200, Python
+# 3.12): from where the GPU takes longer, nothing is gained and padding is lost.
+_LAUNCH_S, _FLOPS_S = 450e-6, 600e12
 
 
-def most_tokens(spec: ModelSpec) -> int:
-    """Of a step whose launches take longer than its products. A model with experts reads more of
-    them than a token multiplies, so all are counted."""
+def most_tokens(spec: ModelSpec, max_tokens: int) -> int:
+    """Of a step whose launches take longer than its products, idle ones included. A model with experts reads
+    more of them than a token multiplies, so all are counted. max_tokens: of a plan."""
     held = sum(param.num_elements for name, param in spec.params() if name.startswith("layers."))
     most = int(_LAUNCH_S * _FLOPS_S * len(spec.layers) / (2 * held))
-    return min(max(most // _TOKENS[0] * _TOKENS[0], _TOKENS[0]), _TOKENS[-1])
+    idle = max(b - a for a, b in pairwise(_DECODES_BESIDE_MANY)) if max_tokens > _MANY else 0
+    return min(max(most // _TOKENS[0] * _TOKENS[0], _TOKENS[0]), max_tokens + idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,9 @@ class ShortGraphs:
         self._model, self._rows, self._chooser, self._recorder = model, rows, chooser, recorder
         self._pages = [group.tokens_per_page for group in layout.groups]
         self._chunks = max(1, min(_CHUNKS, max_rows // 2))
-        self._decodes = up_to(_DECODES, max_rows - self._chunks)
-        self._tokens = up_to(_TOKENS, min(most_tokens(model.spec), max_tokens))
+        most_rows = max_rows - self._chunks
+        self._decodes, self._beside_many = up_to(_DECODES, most_rows), up_to(_DECODES_BESIDE_MANY, most_rows)
+        self._tokens = up_to(_TOKENS, most_tokens(model.spec, max_tokens))
         num = self.num_staged
         self._staged = torch.zeros(num, dtype=torch.int32, device=rows.table.device)
         self._out = torch.zeros(2 * max_rows, dtype=torch.int32, device=rows.table.device)
@@ -81,11 +87,12 @@ class ShortGraphs:
                 self._made(Size(0, tokens, adapted))
 
     def size_of(self, plan: StepPlan) -> Size | None:
-        """None for a plan that is too long, or of too many chunks."""
+        """None for a plan that is too long, or of too many chunks, or of one that a library attends to."""
         num, chunks = plan.num_decodes, plan.num_rows - plan.num_decodes
-        if num > self._decodes[-1] or chunks > self._chunks:
+        if num > self._decodes[-1] or chunks > self._chunks or plan.count.max() >= LIBRARY_TOKENS:
             return None
-        decodes = self._decodes[bisect_left(self._decodes, num)]
+        some = self._decodes if plan.num_tokens <= _MANY else self._beside_many
+        decodes = some[bisect_left(some, num)]
         tokens = decodes + plan.num_tokens - num
         if tokens > self._tokens[-1]:
             return None
