@@ -10,10 +10,10 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Cut, Layout, Stage, cut, stages, tensor_sizes
+from ridgeline.ledger.layout import Cut, Layout, Stage, cut, num_experts, stages, tensor_sizes
 from ridgeline.models.catalog import Found, find
 from ridgeline.planner.ask import KV_BYTES, Ask
-from ridgeline.planner.room import Held, Need, Room, need_of, room_of, widest_step
+from ridgeline.planner.room import Held, Need, Room, need_of, room_of
 from ridgeline.planner.sight import Sight, look
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.hardware import HardwareSpec, hardware
@@ -114,6 +114,9 @@ class Workshop:
         sight = look(ask.pictures, spec.vision) if ask.pictures else None
         ask = replace(ask, prompt=ask.prompt + sight.tokens) if sight else ask
         layout, choices = choose_layout(ask, spec)
+        if ask.skew and not num_experts(spec):
+            raise ConfigError(f"--skew {ask.skew:g} is of routed experts, and {ask.model} has none: leave it "
+                              "out")
         name, formats, packed = formats_of(ask, found)
         numerics, why = choose_numerics(ask, spec, device, name, packed)
         shape = (ask.model, str(ask.overrides), layout.tp, layout.pp, layout.ep)
@@ -127,11 +130,11 @@ class Workshop:
         if full not in self._deployments:
             self._deployments[full] = Deployment(layout=layout, stages=self._stages[key], device=device,
                                                  rates=numerics.rates, efficiency=self._efficiency)
-        capacity, tokens = ask.memory_bytes or device.marketed_bytes, widest_step(ask)
-        needs = (*shape, ask.kv, tokens, ask.prompt)
+        capacity = ask.memory_bytes or device.marketed_bytes
+        needs = (*shape, ask.kv, ask.prompt, bool(ask.max_loras), ask.max_lora_rank)
         if needs not in self._needs:
             shares = {id(share): share for share in self._cuts[shape].shares}
-            made = {at: need_of(ask.kv, share, tokens, ask.prompt) for at, share in shares.items()}
+            made = {at: need_of(ask, share) for at, share in shares.items()}
             self._needs[needs] = tuple(made[id(share)] for share in self._cuts[shape].shares)
         added = sight.added_bytes if sight else 0.0
         rooms = tuple(room_of(ask, stage, need, capacity, self._efficiency, added)
