@@ -11,7 +11,7 @@ from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
 from ridgeline.base.units import parse_bytes, parse_count
-from ridgeline.planner.ask import parse_seconds
+from ridgeline.planner.ask import parse_target
 
 
 def positive(read: Callable[[str], float]) -> Callable[[str], Any]:
@@ -37,7 +37,7 @@ def zero_or(read: Callable[[str], Any]) -> Callable[[str], Any]:
 count = positive(parse_count)
 size = positive(parse_bytes)
 seconds = positive(float)
-duration = positive(parse_seconds)
+target = positive(parse_target)
 
 
 def word(text: str) -> str:
@@ -199,7 +199,7 @@ def _add_ahead_flags(group: argparse._ActionsContainer) -> None:
 def _add_target_flags(group: argparse._ActionsContainer) -> None:
     for name, what in (("ttft", "the first token, from arrival"), ("tpot", "each token after it, in mean")):
         group.add_argument(
-            f"--{name}", type=duration, metavar="TIME", dest=f"{name}_s", help=f"for {what}, such as 500ms"
+            f"--{name}", type=target, metavar="TIME", dest=f"{name}_s", help=f"for {what}, such as 500ms"
         )
     group.add_argument(
         "--overload",

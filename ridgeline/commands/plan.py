@@ -18,8 +18,8 @@ from ridgeline.planner.ask import (
     Pictures,
     flag_of,
     parse_link,
-    parse_seconds,
     parse_speculate,
+    parse_target,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _add_workload(group: argparse._ActionsContainer) -> None:
                        help="how a closed batch's prompts come in: each as an answer ends, together in "
                        "waves, or all before any second token")
     for name in ("ttft", "tpot"):
-        group.add_argument(f"--{name}", type=_read(parse_seconds), metavar="TIME", dest=f"{name}_s",
+        group.add_argument(f"--{name}", type=_read(parse_target), metavar="TIME", dest=f"{name}_s",
                            help="target, such as 500ms; judged by the estimate")
     group.add_argument("--images", type=count, metavar="N",
                        help="of a request; with --text-tokens the whole prompt")
@@ -246,10 +246,14 @@ def _refuse(args: argparse.Namespace, door: str, *names: str) -> None:
 # Words that open another door than a plan of a model; each takes one more word.
 DOORS: dict[str, Callable[[argparse.Namespace, str], None]] = {
     "search": _search, "check-claim": _check_claim, "validate": _validate}
+DOORS_TAKE = {"search": "a model", "check-claim": 'a claim, "Llama-3-8B 300 tok/s on H100"',
+              "validate": "a CSV file of measured points"}
 
 
 def run(args: argparse.Namespace) -> int:
     words = list(args.words)
+    if len(words) == 1 and words[0] in DOORS:
+        raise ConfigError(f"plan {words[0]} needs one more word: {DOORS_TAKE[words[0]]}")
     door = DOORS[words.pop(0)] if words[0] in DOORS and len(words) > 1 else _plan
     if len(words) > 1:
         raise ConfigError(f"one model at a time, not {len(words)}: {' '.join(words)}; a name with blanks "

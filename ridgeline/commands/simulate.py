@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.base.errors import ConfigError
 from ridgeline.commands.flags import count, positive, seconds, size
 from ridgeline.commands.progress import Progress
-from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds
+from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds, parse_target
 from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
 
@@ -42,7 +42,7 @@ def _read(parse: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
-_time, _link = _read(parse_seconds), _read(parse_link)
+_time, _target, _link = _read(parse_seconds), _read(parse_target), _read(parse_link)
 
 
 def _share(text: str) -> float:
@@ -100,9 +100,9 @@ def _add_cluster(group: argparse._ActionsContainer) -> None:
 def _add_serving(group: argparse._ActionsContainer) -> None:
     group.add_argument("--policy", metavar="NAME[:SETTING]", help="who is served next (fcfs)")
     group.add_argument("--compare", metavar="A,B,...", help="several policies under the same load")
-    group.add_argument("--ttft", type=_time, metavar="TIME", dest="ttft_s",
+    group.add_argument("--ttft", type=_target, metavar="TIME", dest="ttft_s",
                        help="target from arrival to the first token, such as 500ms")
-    group.add_argument("--tpot", type=_time, metavar="TIME", dest="tpot_s",
+    group.add_argument("--tpot", type=_target, metavar="TIME", dest="tpot_s",
                        help="target of each further token, on average over a request")
     group.add_argument("--max-num-seqs", type=count, default=_ROWS, metavar="N", help=f"in a step ({_ROWS})")
     group.add_argument("--max-num-batched-tokens", type=count, default=_STEP_TOKENS, metavar="TOKENS",

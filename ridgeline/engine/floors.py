@@ -25,7 +25,7 @@ from ridgeline.ledger.layout import Layout
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.profile import MachineProfile, load_profile, profile_path, save_profile
 from ridgeline.ledger.steps import Steps
-from ridgeline.ledger.work import Product, Worker, alone, whole
+from ridgeline.ledger.work import Product, Worker, alone, lines_of, whole
 from ridgeline.schedule.records import Prices
 from ridgeline.spec.model import ModelSpec
 
@@ -95,7 +95,7 @@ def steps_of(spec: ModelSpec, account: Account, numerics: str, profile: MachineP
     """Expected seconds of an engine's steps, by the profile's calibration where it has one."""
     device = profile.hardware()
     rate = device.fastest(_arithmetic(numerics))
-    deployment = Deployment(layout=Layout(), stages=(whole(spec, account),), device=device,
+    deployment = Deployment(of_stages=lines_of([whole(spec, account)], Layout()), device=device,
                             rates=Rates(packed=rate, plain=rate), efficiency=Efficiency())
     return Steps(deployment, estimate=True, calibration=profile.calibration)
 

@@ -130,15 +130,15 @@ class StageForm:
 class _StagePrice:
     """One stage's lines at an efficiency, over a step's sums [S] or over those of N steps [S, N]."""
 
-    def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec, rates: Rates,
-                 eff: Efficiency) -> None:
-        made = self._made = StageLines(stage, layout, device, rates.product)
-        self.summer, self.lines, self.comm, self._eff = made.summer, made.lines, made.comm, eff
+    def __init__(self, lines: StageLines, device: HardwareSpec, rates: Rates, eff: Efficiency) -> None:
+        of, made = lines, lines.on(device, rates.product)
+        self._of, self._made, self._eff = of, made, eff
+        self.summer, self.lines, self.comm = of.summer, of.lines, of.comm
         terms = self.summer.terms
         unpack = _UNPACK_OPS / UNPACK_TILE / rates.unpack if rates.unpack else 0.0
         self._unpack_LS = np.zeros_like(made.memory_LS)
         self._unpack_LS[:, terms.index((TOKENS, None))] = [x.count * x.packs * unpack for x in self.lines]
-        bandwidth_L, rate_L = reached(made.kind_L, made.halved_2L, eff)
+        bandwidth_L, rate_L = reached(of.kind_L, made.halved_2L, eff)
         self._reached_LS = made.memory_LS / bandwidth_L[:, None]
         self._worked_LS = made.compute_LS / rate_L[:, None] + self._unpack_LS
         seconds_C = np.array([0.0 if name == "step_s" else getattr(eff, name) for name in COUNTED])
@@ -146,11 +146,11 @@ class _StagePrice:
         collective = COUNTED.index("collective_s")
         self.latency_s = eff.collective_s * float(made.beside_CS[collective].sum())
         self._latency_K1 = np.array([[eff.collective_s * c.line.count] for c in self.comm]).reshape(-1, 1)
-        self._hops_K1 = eff.hop_s * made.hops_K[:, None]
+        self._hops_K1 = eff.hop_s * of.hops_K[:, None]
         self._beside_S = seconds_C @ made.beside_CS - (
             seconds_C[collective] * made.beside_CS[collective])
-        self._cache_S = made.moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
-        self.host_s = eff.eager_s * float(made.counted_CLS[COUNTED.index("launch_s")].sum())
+        self._cache_S = of.moved_LS.sum(0) * [name in (CONTEXT, ROWS, FEW_KEYS) for name, _ in terms]
+        self.host_s = eff.eager_s * float(of.kernels_L.sum())
 
     def __call__(self, parts: Sequence[Rows]) -> StepTime:
         sums_S = self.summer.of(parts)
@@ -160,10 +160,10 @@ class _StagePrice:
                         estimate_s=float(self.estimate_s(sums_S)), collectives_s=self.latency_s,
                         memory_s=float(memory_L.sum()), compute_s=float(compute_L.sum()),
                         unpack_s=float((self._unpack_LS @ sums_S).sum()),
-                        flops=float((self._made.flops_LS @ sums_S).sum()),
-                        moved_bytes=float((self._made.moved_LS @ sums_S).sum()),
+                        flops=float((self._of.flops_LS @ sums_S).sum()),
+                        moved_bytes=float((self._of.moved_LS @ sums_S).sum()),
                         cache_bytes=float(self._cache_S @ sums_S),
-                        sent_bytes=float((self._made.sent_bytes_KS @ sums_S).sum()))
+                        sent_bytes=float((self._of.sent_bytes_KS @ sums_S).sum()))
 
     def estimate_s(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Expected seconds: lines at reached rates, collectives with their latency."""
@@ -173,7 +173,7 @@ class _StagePrice:
     def _sent(self, sums_SN: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds [K, N] of collectives: around rings or, where that is faster, directly."""
         sent_KN = self._made.sent_KS @ sums_SN / self._eff.link
-        return sent_KN + self._latency_K1 + np.minimum(self._made.direct_K[:, None] * sent_KN, self._hops_K1)
+        return sent_KN + self._latency_K1 + np.minimum(self._of.direct_K[:, None] * sent_KN, self._hops_K1)
 
     def _estimates(self, sums_S: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._launch_LS @ sums_S + np.maximum(self._reached_LS @ sums_S, self._worked_LS @ sums_S)
@@ -188,7 +188,7 @@ class _StagePrice:
         plain_S = sent_S / self._eff.link + self._beside_S
         plain_S[self.summer.terms.index((ONE, None))] += float(self._latency_K1.sum())
         rows_MS = np.vstack([self._launch_LS + self._reached_LS, self._launch_LS + self._worked_LS,
-                             made.direct_K[:, None] * made.sent_KS / self._eff.link, plain_S[None]])
+                             self._of.direct_K[:, None] * made.sent_KS / self._eff.link, plain_S[None]])
         return StageForm(summer=self.summer, rows_MS=rows_MS, num_lines=len(self.lines),
                          cap_C=self._hops_K1[:, 0], host_s=self.host_s)
 
@@ -197,15 +197,15 @@ class _StagePrice:
         sums_S = self.summer.of(parts)
         memory_L, compute_L, estimate_L = (self._made.memory_LS @ sums_S, self._made.compute_LS @ sums_S,
                                            self._estimates(sums_S))
-        moved_L, flops_L = self._made.moved_LS @ sums_S, self._made.flops_LS @ sums_S
+        moved_L, flops_L = self._of.moved_LS @ sums_S, self._of.flops_LS @ sums_S
         found = [LineSeconds(line=line, flops=float(flops_L[i]), moved_bytes=float(moved_L[i]),
                              sent_bytes=0.0, floor_s=float(max(memory_L[i], compute_L[i])),
                              estimate_s=float(estimate_L[i]),
                              bound="memory" if memory_L[i] >= compute_L[i] else "compute")
                  for i, line in enumerate(self.lines)]
-        made = self._made
-        for c, sent, sent_s, expected_1 in zip(made.comm, made.sent_bytes_KS @ sums_S, made.sent_KS @ sums_S,
-                                               self._sent(sums_S[:, None]), strict=True):
+        for c, sent, sent_s, expected_1 in zip(self.comm, self._of.sent_bytes_KS @ sums_S,
+                                               self._made.sent_KS @ sums_S, self._sent(sums_S[:, None]),
+                                               strict=True):
             found.append(LineSeconds(line=c.line, flops=0.0, moved_bytes=0.0, sent_bytes=float(sent),
                                      floor_s=float(sent_s), bound="link",
                                      estimate_s=float(expected_1[0])))
@@ -230,19 +230,27 @@ class _StagePrice:
 
 @dataclass(slots=True, kw_only=True)
 class Deployment:
-    """A replica of a model on a layout of equal devices."""
+    """A replica of a model on equal devices. of_stages: their lines (`ledger.work.lines_of`)."""
 
-    layout: Layout
-    stages: tuple[Stage, ...]
+    of_stages: tuple[StageLines, ...]
     device: HardwareSpec
     rates: Rates
     efficiency: Efficiency
     _prices: tuple[_StagePrice, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        made = {id(stage): _StagePrice(stage, self.layout, self.device, self.rates, self.efficiency)
-                for stage in {id(stage): stage for stage in self.stages}.values()}
-        self._prices = tuple(made[id(stage)] for stage in self.stages)
+        made = {id(lines): _StagePrice(lines, self.device, self.rates, self.efficiency)
+                for lines in {id(lines): lines for lines in self.of_stages}.values()}
+        self._prices = tuple(made[id(lines)] for lines in self.of_stages)
+
+    @property
+    def layout(self) -> Layout:
+        return self.of_stages[0].layout
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """One device of each pipeline stage."""
+        return tuple(lines.stage for lines in self.of_stages)
 
     def decode(self, parts: Sequence[Rows]) -> Timing:
         """A step of one group's rows, which take turns as one batch a stage: what a sequence waits for its

@@ -95,51 +95,80 @@ def alone(spec: ModelSpec, account: Account, device: HardwareSpec, product: Prod
 
 
 class StageLines:
-    """A stage's lines and collectives as matrices over a step's sums. Legend: K collectives, S sums.
+    """A stage's lines and collectives as matrices over a step's sums, whatever device they run on. Legend: K
+    collectives, S sums.
 
-    moved_LS, flops_LS: bytes and FLOPs; memory_LS, compute_LS: their seconds at the device's full rates.
-    counted_CLS: how many of COUNTED each line has; beside_CS: and the stage beside its lines. sent_KS:
-    seconds at the links' full rates; direct_K: what an all-reduce adds to them that sends directly, as a
-    share; hops_K: how many more hops than one its rings have.
+    moved_LS, flops_LS: bytes and FLOPs. sent_bytes_KS: of collectives; direct_K: what an all-reduce adds to
+    its seconds that sends directly, as a share; hops_K: how many more hops than one its rings have;
+    kernels_L: of each line in all its layers.
     """
 
-    def __init__(self, stage: Stage, layout: Layout, device: HardwareSpec,
-                 product: Callable[[Line], Product]) -> None:
-        """product: how each line's products run."""
+    def __init__(self, stage: Stage, layout: Layout) -> None:
         account = stage.account
+        self.stage, self.layout = stage, layout
         self.summer = Summer(account.windows, account.layers_by_router(), few=account.few)
         self.lines, self.comm, terms = account.lines, collectives(stage, layout), self.summer.terms
-        products = [product(line) for line in self.lines]
         self.kind_L = np.array([kind_of(line) for line in self.lines])
-        self.halved_2L = np.array([(halvings(p.flops_per_s, device), p.unpacked) for p in products]).T
         self.moved_LS = (coefficients(self.lines, terms, "read")
                          + coefficients(self.lines, terms, "written"))
         self.flops_LS = coefficients(self.lines, terms, "flops")
-        self.memory_LS = self.moved_LS / device.bytes_per_s
-        self.compute_LS = self.flops_LS / np.array([[p.flops_per_s] for p in products])
         self.sent_bytes_KS = coefficients([c.line for c in self.comm], terms, "sent")
-        self.sent_KS = self.sent_bytes_KS / np.array([[link_rate(device, c.ways)] for c in self.comm]
-                                                     ).reshape(-1, 1)
         self.direct_K = np.array([direct_excess(c) for c in self.comm])
         self.hops_K = np.array([float(c.line.count * ring_hops(c)) for c in self.comm])
-        self.counted_CLS = np.zeros((len(COUNTED), len(self.lines), len(terms)))
-        self.beside_CS = np.zeros((len(COUNTED), len(terms)))
-        each, one = COUNTED.index("each_s"), terms.index((ONE, None))
-        for i, (line, p) in enumerate(zip(self.lines, products, strict=True)):
-            kernels = line.count * line.kernels
-            for name, count in (("launch_s", kernels), ("packed_s", kernels * p.packed),
-                                ("blocked_s", kernels * p.blocked),
-                                ("expert_s", line.count * (self.kind_L[i] == EXPERTS))):
-                self.counted_CLS[COUNTED.index(name), i, one] = count
+        self.kernels_L = np.array([float(line.count * line.kernels) for line in self.lines])
+        self.one = terms.index((ONE, None))
+        self._counted_CLS = np.zeros((len(COUNTED), len(self.lines), len(terms)))
+        self._beside_CS = np.zeros((len(COUNTED), len(terms)))
+        self._count("launch_s", self.kernels_L)
+        self._count("expert_s", np.array([line.count for line in self.lines]) * (self.kind_L == EXPERTS))
+        for i, line in enumerate(self.lines):
             for term in {term for term, _ in line.read if term[0] == DISTINCT}:
-                self.counted_CLS[each, i, terms.index(term)] = line.count / layout.ep
+                self._counted_CLS[COUNTED.index("each_s"), i, terms.index(term)] = line.count / layout.ep
         self._beside("row_s", (ROWS, None), 1.0)
         self._beside("collective_s", (ONE, None), sum(c.line.count for c in self.comm))
-        self._beside("stream", (TOKENS, None),
-                     stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing / device.bytes_per_s)
+        self._beside("stream", (TOKENS, None), stage.spec.hidden_size * STREAM_BYTES * stage.num_mixing)
+
+    def _count(self, name: str, count_L: Array) -> None:
+        self._counted_CLS[COUNTED.index(name), :, self.one] = count_L
 
     def _beside(self, name: str, term: Term, value: float) -> None:
-        self.beside_CS[COUNTED.index(name), self.summer.terms.index(term)] = value
+        self._beside_CS[COUNTED.index(name), self.summer.terms.index(term)] = value
+
+    def on(self, device: HardwareSpec, product: Callable[[Line], Product]) -> "TimedLines":
+        """The same on a device. product: how each line's products run."""
+        products = [product(line) for line in self.lines]
+        counted_CLS, beside_CS = self._counted_CLS.copy(), self._beside_CS.copy()
+        for name, which in (("packed_s", [p.packed for p in products]),
+                            ("blocked_s", [p.blocked for p in products])):
+            counted_CLS[COUNTED.index(name), :, self.one] = self.kernels_L * which
+        beside_CS[COUNTED.index("stream")] /= device.bytes_per_s
+        halved = [(halvings(p.flops_per_s, device), p.unpacked) for p in products]
+        rate_L1 = np.array([p.flops_per_s for p in products])[:, None]
+        link_K1 = np.array([link_rate(device, c.ways) for c in self.comm]).reshape(-1, 1)
+        return TimedLines(of=self, halved_2L=np.array(halved, float).T, counted_CLS=counted_CLS,
+                          memory_LS=self.moved_LS / device.bytes_per_s, compute_LS=self.flops_LS / rate_L1,
+                          beside_CS=beside_CS, sent_KS=self.sent_bytes_KS / link_K1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedLines:
+    """A stage's lines on a device: seconds at its full rates. halved_2L: as in Work. counted_CLS: how many of
+    COUNTED each line has; beside_CS: and the stage beside its lines. sent_KS: seconds at the links' full
+    rates."""
+
+    of: StageLines
+    halved_2L: Array
+    memory_LS: Array
+    compute_LS: Array
+    counted_CLS: Array
+    beside_CS: Array
+    sent_KS: Array
+
+
+def lines_of(found: Sequence[Stage], layout: Layout) -> tuple[StageLines, ...]:
+    """Of each stage; equal stages share theirs."""
+    made = {id(stage): StageLines(stage, layout) for stage in {id(x): x for x in found}.values()}
+    return tuple(made[id(stage)] for stage in found)
 
 
 class Worker:
@@ -147,25 +176,25 @@ class Worker:
 
     def __init__(self, stages: Sequence[Stage], layout: Layout, device: HardwareSpec,
                  product: Callable[[Line], Product]) -> None:
-        self._stages = [StageLines(stage, layout, device, product) for stage in stages]
+        self._stages = [lines.on(device, product) for lines in lines_of(stages, layout)]
 
     def __call__(self, parts: Sequence[Rows]) -> Work:
         """One group's rows through a device of each stage, one after another."""
         memory, compute, sent_2 = [], [], np.zeros(2)
         count_C = np.zeros(len(COUNTED))
         for stage in self._stages:
-            sums_S = stage.summer.of(parts)
+            sums_S = stage.of.summer.of(parts)
             memory.append(stage.memory_LS @ sums_S)
             compute.append(stage.compute_LS @ sums_S)
             sent_K = stage.sent_KS @ sums_S
-            sent_2 += sent_K.sum(), stage.direct_K @ sent_K
+            sent_2 += sent_K.sum(), stage.of.direct_K @ sent_K
             count_C += (stage.counted_CLS.sum(1) + stage.beside_CS) @ sums_S
         count_C[:2] = 1.0, sum(part.rows for part in parts)
         return Work(memory_L=np.concatenate(memory), compute_L=np.concatenate(compute), count_C=count_C,
-                    kind_L=np.concatenate([stage.kind_L for stage in self._stages]),
+                    kind_L=np.concatenate([stage.of.kind_L for stage in self._stages]),
                     halved_2L=np.concatenate([stage.halved_2L for stage in self._stages], 1),
                     sent_s=float(sent_2[0]), direct_s=float(sent_2[1]),
-                    num_hops=float(sum(stage.hops_K.sum() for stage in self._stages)))
+                    num_hops=float(sum(stage.of.hops_K.sum() for stage in self._stages)))
 
 
 def stack(works: Sequence[Work]) -> Work:

@@ -26,6 +26,14 @@ def parse_seconds(text: str) -> float:
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
+def parse_target(text: str) -> float:
+    """A latency target as seconds; a bare number from ten on is refused: it was meant in milliseconds."""
+    seconds = parse_seconds(text)
+    if text.strip()[-1] in "0123456789." and seconds >= 10:
+        raise ConfigError(f"{text} without a unit is in seconds: write {text}ms, or {text}s if that is meant")
+    return seconds
+
+
 def parse_link(text: str) -> float:
     """'50GB/s' or '400Gb/s' (a small b is bits) as bytes a second."""
     match = re.fullmatch(r"\s*([0-9.]+\s*[kKMGT]?i?)([bB]?)(/s|ps)?\s*", text)

@@ -95,27 +95,25 @@ class Room:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What a stage's share of a model needs at a width of step, in whichever format its weights are: see
-    Room."""
+    Room. adapter_bytes: of one adapter, of the asked rank."""
 
     layout: CacheLayout
     step_bytes: float
     row_bytes: float
     element_bytes: int
+    adapter_bytes: int
 
 
-def widest_step(ask: Ask) -> int:
-    """Tokens of the widest step: a prompt, or what a step of decodes is given room for."""
-    return min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS))
-
-
-def need_of(kv: str, share: ModelSpec, tokens: int, context: int) -> Need:
-    """A share with a cache in a format and steps of at most so many tokens, a prompt of `context` among
-    them."""
-    none, one = (step_bytes(share, step_tokens=tokens, num_seqs=rows, context=context,
+def need_of(ask: Ask, share: ModelSpec) -> Need:
+    """A share with the ask's cache, its widest step, and an adapter. That step is a prompt, or what decodes
+    are given room for."""
+    tokens, element = min(STEP_TOKENS, max(ask.prompt, _FEWEST_STEP_TOKENS)), KV_BYTES[ask.kv]
+    none, one = (step_bytes(share, step_tokens=tokens, num_seqs=rows, context=ask.prompt,
                             element_bytes=_ELEMENT)
                  for rows in (0, 1))
-    return Need(step_bytes=none, row_bytes=one - none, element_bytes=KV_BYTES[kv],
-                layout=plan_layout(share.cache(KV_BYTES[kv]), block_tokens=BLOCK_TOKENS))
+    return Need(step_bytes=none, row_bytes=one - none, element_bytes=element,
+                adapter_bytes=_adapter_bytes(ask, share),
+                layout=plan_layout(share.cache(element), block_tokens=BLOCK_TOKENS))
 
 
 def room_of(ask: Ask, stage: Stage, need: Need, capacity: int, eff: Efficiency,
@@ -129,17 +127,17 @@ def room_of(ask: Ask, stage: Stage, need: Need, capacity: int, eff: Efficiency,
                 step_bytes=need.step_bytes + positions * stage.spec.vocab_size * 4, shared=ask.shared_prefix,
                 workspace=eff.workspace_bytes if ask.workspace_bytes is None else ask.workspace_bytes,
                 draft=ask.speculate.draft * stage.weights_bytes if ask.speculate else 0.0,
-                adapters=_adapters(ask, stage), element_bytes=need.element_bytes, layout=need.layout)
+                adapters=ask.max_loras * need.adapter_bytes, element_bytes=need.element_bytes,
+                layout=need.layout)
 
 
-def _adapters(ask: Ask, stage: Stage) -> float:
+def _adapter_bytes(ask: Ask, share: ModelSpec) -> int:
     """Low-rank pairs beside a device's share of every linear layer outside experts."""
     if not ask.max_loras:
-        return 0.0
+        return 0
     from ridgeline.models.adapter import MAX_RANK, slot_bytes  # most plans have none and answer sooner
 
-    if stage.spec.family not in FAMILIES:
-        raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {stage.spec.family} models stand "
+    if share.family not in FAMILIES:
+        raise ConfigError(f"--max-loras {ask.max_loras}: where adapters of {share.family} models stand "
                           "is not described yet: leave it out")
-    rank = ask.max_lora_rank or MAX_RANK
-    return ask.max_loras * slot_bytes(stage.spec, rank, element_bytes=_ELEMENT, stacked=True)
+    return slot_bytes(share, ask.max_lora_rank or MAX_RANK, element_bytes=_ELEMENT, stacked=True)

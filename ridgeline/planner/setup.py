@@ -10,10 +10,11 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.ledger.closed import Shape, shape_of
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.ledger.layout import Cut, Layout, Stage, cut, stages, tensor_sizes
+from ridgeline.ledger.layout import Cut, Layout, cut, num_experts, stages, tensor_sizes
+from ridgeline.ledger.work import StageLines, lines_of
 from ridgeline.models.catalog import Found, find
 from ridgeline.planner.ask import KV_BYTES, Ask
-from ridgeline.planner.room import Held, Need, Room, need_of, room_of, widest_step
+from ridgeline.planner.room import Held, Need, Room, need_of, room_of
 from ridgeline.planner.sight import Sight, look
 from ridgeline.spec.block import ParamSpec
 from ridgeline.spec.hardware import HardwareSpec, hardware
@@ -100,7 +101,7 @@ class Workshop:
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
         self._shapes: dict[tuple[str, str], Shape] = {}
         self._models: dict[tuple[str, str], Found] = {}
-        self._stages: dict[tuple[object, ...], tuple[Stage, ...]] = {}
+        self._stages: dict[tuple[object, ...], tuple[StageLines, ...]] = {}
         self._deployments: dict[tuple[object, ...], Deployment] = {}
 
     @property
@@ -114,6 +115,9 @@ class Workshop:
         sight = look(ask.pictures, spec.vision) if ask.pictures else None
         ask = replace(ask, prompt=ask.prompt + sight.tokens) if sight else ask
         layout, choices = choose_layout(ask, spec)
+        if ask.skew and not num_experts(spec):
+            raise ConfigError(f"--skew {ask.skew:g} is of routed experts, and {ask.model} has none: leave it "
+                              "out")
         name, formats, packed = formats_of(ask, found)
         numerics, why = choose_numerics(ask, spec, device, name, packed)
         shape = (ask.model, str(ask.overrides), layout.tp, layout.pp, layout.ep)
@@ -121,21 +125,22 @@ class Workshop:
             self._cuts[shape] = cut(spec, layout)
         key = (*shape, name, ask.kv, ask.skew)
         if key not in self._stages:
-            self._stages[key] = stages(self._cuts[shape], weight_bytes=formats.num_bytes, skew=ask.skew,
-                                       cache_element_bytes=KV_BYTES[ask.kv], layer_key=formats.layer_key)
+            found_stages = stages(self._cuts[shape], weight_bytes=formats.num_bytes, skew=ask.skew,
+                                  cache_element_bytes=KV_BYTES[ask.kv], layer_key=formats.layer_key)
+            self._stages[key] = lines_of(found_stages, layout)
         full = (*key, device.name, numerics.native)
         if full not in self._deployments:
-            self._deployments[full] = Deployment(layout=layout, stages=self._stages[key], device=device,
+            self._deployments[full] = Deployment(of_stages=self._stages[key], device=device,
                                                  rates=numerics.rates, efficiency=self._efficiency)
-        capacity, tokens = ask.memory_bytes or device.marketed_bytes, widest_step(ask)
-        needs = (*shape, ask.kv, tokens, ask.prompt)
+        capacity = ask.memory_bytes or device.marketed_bytes
+        needs = (*shape, ask.kv, ask.prompt, bool(ask.max_loras), ask.max_lora_rank)
         if needs not in self._needs:
             shares = {id(share): share for share in self._cuts[shape].shares}
-            made = {at: need_of(ask.kv, share, tokens, ask.prompt) for at, share in shares.items()}
+            made = {at: need_of(ask, share) for at, share in shares.items()}
             self._needs[needs] = tuple(made[id(share)] for share in self._cuts[shape].shares)
         added = sight.added_bytes if sight else 0.0
-        rooms = tuple(room_of(ask, stage, need, capacity, self._efficiency, added)
-                      for stage, need in zip(self._stages[key], self._needs[needs], strict=True))
+        rooms = tuple(room_of(ask, lines.stage, need, capacity, self._efficiency, added)
+                      for lines, need in zip(self._stages[key], self._needs[needs], strict=True))
         return Setup(ask=ask, spec=spec, shape=self._shape(ask), device=device, layout=layout, rooms=rooms,
                      numerics=numerics, sight=sight, deployment=self._deployments[full],
                      choices=(*choices, *why, *([sight.note] if sight and sight.note else [])))

@@ -67,6 +67,7 @@ def test_the_text_names_units_readings_and_the_slow_side(capsys: pytest.CaptureF
     (["molmo-7b-d", "--gpu", "h100", "--images", "1", "--prompt", "9"], "contradict one another"),
     (["llama-3-8b", "--gpu", "h100", "--plot", "x.svg"], "plan has no use for --plot"),
     (["search", "llama-3-8b", "--compare"], "plan search has no use for --compare"),
+    (["search"], "plan search needs one more word: a model"),
     (["check-claim", "Llama-3-8B 3 tok/s on H100", "--tp", "2"], "plan check-claim has no use for --tp"),
     (["llama-3-8b", "--gpu", "h100", "--tp", "3"], "sizes that work are 1, 2, 4, 8, 16, 32"),
     (["llama-3-8b", "--gpu", "h100", "--memory", "80"], "write it like 80GB"),

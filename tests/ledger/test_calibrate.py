@@ -14,7 +14,7 @@ from ridgeline.ledger.layout import Layout, cut, stages
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.sums import Rows
-from ridgeline.ledger.work import Product, Work, Worker, added_s, alone, stack, step_s
+from ridgeline.ledger.work import Product, Work, Worker, added_s, alone, lines_of, stack, step_s
 from ridgeline.spec.hardware import hardware
 from ridgeline.spec.quant import WeightPlan
 from tests.ledger.shapes import decodes, shape, uniform
@@ -53,7 +53,7 @@ def test_a_plan_s_estimate_of_a_step_is_the_one_that_is_fitted() -> None:
                   cache_element_bytes=2)
     rate = device.rate("bfloat16")
     rows = Rows(rows=32, start=2000, count=1)
-    plan = Deployment(layout=layout, stages=held, device=device, rates=Rates(packed=rate, plain=rate),
+    plan = Deployment(of_stages=lines_of(held, layout), device=device, rates=Rates(packed=rate, plain=rate),
                       efficiency=eff)
     work = Worker(held, layout, device, lambda line: Product(flops_per_s=rate))([rows])
     assert plan.decode([rows]).estimate_s == pytest.approx(float(step_s(work, eff)))

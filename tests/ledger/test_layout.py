@@ -14,6 +14,7 @@ from ridgeline.ledger.layout import Layout, Stage, cut, share_of_block, stages, 
 from ridgeline.ledger.memory import needed_cache_bytes, weights_bytes
 from ridgeline.ledger.price import Price
 from ridgeline.ledger.sums import Rows, Summer
+from ridgeline.ledger.work import lines_of
 from ridgeline.spec.cost import expected_distinct
 from ridgeline.spec.hardware import hardware
 from ridgeline.spec.model import ModelSpec
@@ -31,8 +32,8 @@ def staged(spec: ModelSpec, skew: float = 0.0, **degrees: int) -> tuple[Stage, .
 
 
 def deployed(spec: ModelSpec, skew: float = 0.0, **degrees: int) -> Deployment:
-    return Deployment(layout=Layout(**degrees), stages=staged(spec, skew, **degrees), device=H100, rates=ALL,
-                      efficiency=Efficiency())
+    of_stages = lines_of(staged(spec, skew, **degrees), Layout(**degrees))
+    return Deployment(of_stages=of_stages, device=H100, rates=ALL, efficiency=Efficiency())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,7 +8,15 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.closed import waiting_s
 from ridgeline.ledger.efficiency import Efficiency
-from ridgeline.planner.ask import Ask, Pictures, Speculate, parse_link, parse_seconds, parse_speculate
+from ridgeline.planner.ask import (
+    Ask,
+    Pictures,
+    Speculate,
+    parse_link,
+    parse_seconds,
+    parse_speculate,
+    parse_target,
+)
 from ridgeline.planner.labs.parts import Case
 from ridgeline.planner.plan import Plan, little, plan
 from ridgeline.planner.report import as_json, as_text
@@ -220,6 +228,7 @@ def test_the_allocator_holds_as_many_sequences_as_the_plan_promises(name: str) -
     ({"tpot_s": -1.0}, "--tpot is -1"), ({"pictures": Pictures(images=1)}, "--images needs --vision-encoder"),
     ({"pictures": Pictures(images=1, encoder="so400m")}, "--tiles is missing"),
     ({"pictures": Pictures(images=1, encoder="so401m", tiles=1)}, "did you mean 'so400m'"),
+    ({"skew": 0.5}, "--skew 0.5 is of routed experts"),
 ])
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -233,6 +242,9 @@ def test_units_are_read_as_written() -> None:
     for bad in ("gamma=x", "beta=1", "alpha=2"):
         with pytest.raises(ConfigError, match="--speculate"):
             parse_speculate(bad)
+    assert parse_target("0.5") == parse_target("500ms") == 0.5 and parse_target("20s") == 20
+    with pytest.raises(ConfigError, match="write 500ms"):
+        parse_target("500")
     for bad in ("12parsecs", "fast"):
         with pytest.raises(ConfigError, match="cannot read"):
             parse_seconds(bad)
