@@ -115,16 +115,19 @@ class Chooser:
             ids = stage(np.array(tokens, np.int64), marks_V.device)
             marks_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
+    def scores_any(self, rows: np.ndarray) -> bool:
+        """Whether one of these runner rows asked for log-probabilities."""
+        return bool(self._tops[rows].max(initial=-1) >= 0)
+
     def scores(
         self, logits_SV: Tensor, lens_S: Tensor, tokens_S: Tensor, rows: np.ndarray, positions: np.ndarray,
         at: np.ndarray | None = None,
     ) -> Scores | None:  # fmt: skip
         """Log-probabilities of the rows (runner rows, at these positions of the step) that asked for them.
         at: where each stands in the tensors, None for one after another."""
-        tops = self._tops[rows]
-        if tops.max(initial=-1) < 0:
+        if not self.scores_any(rows):
             return None
-        at = np.arange(len(rows)) if at is None else at
+        tops, at = self._tops[rows], np.arange(len(rows)) if at is None else at
         asked = tuple((int(positions[i]), int(at[i]), int(tops[i])) for i in np.flatnonzero(tops >= 0))
         return self._scored(logits_SV, lens_S, tokens_S, asked)
 

@@ -29,9 +29,15 @@ class Slot:
 
     def __init__(self, num_staged: int, num_out: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
+        self._device = device.index or 0
         self.staged = torch.zeros(num_staged, dtype=torch.int32, pin_memory=pinned)
         self.out = torch.zeros(num_out, dtype=torch.int32, pin_memory=pinned)
         self.begun, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def mark(self, event: torch.cuda.Event) -> None:
+        """One of both is where this thread's stream is now. Asked by its number, torch finds the stream at
+        once."""
+        event.record(torch.cuda.current_stream(self._device))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,13 +80,15 @@ class Flight:
     @property
     def firsts(self) -> Places:
         """Where each row's positions begin among the N."""
-        return self.plan.draft.cumsum() - self.plan.draft + np.arange(self.plan.num_rows)
+        firsts = np.arange(self.plan.num_rows)
+        draft = self.plan.draft
+        return firsts + draft.cumsum() - draft if draft.any() else firsts
 
     def end(self, out_2N: Tensor) -> None:
         """All of the step is launched: its results start their way back."""
         room = self.slot.out[: out_2N.numel()].view(out_2N.shape)
         self.out_2N = room.copy_(out_2N, non_blocking=True)
-        self.slot.ended.record()
+        self.slot.mark(self.slot.ended)
 
     def read(self) -> dict[int, list[int]]:
         """The step's tokens by place, once it has ended: a row's go on as far as they are as drafted."""

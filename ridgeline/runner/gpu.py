@@ -162,7 +162,7 @@ class GpuExecutor:
         flight = Flight(
             plan=plan, ticket=self._next_ticket, slot=slot, out_2N=slot.out, binds=self._follower.binds(plan)
         )
-        slot.begun.record()
+        slot.mark(slot.begun)
         self._take_news(plan)
         if plan.draft.any():
             assert not self._flying, "drafts go on from texts that are known"
@@ -312,7 +312,8 @@ class GpuExecutor:
         if flight.binds:
             flight.logits_RV = done.logits_SV[:num]
             return True
-        self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
+        if self._chooser.scores_any(plan.row):
+            self._score(flight, done.logits_SV[:num], done.lens_S[:num], done.out_2S[0, :num], flight.sampled)
         flight.end(done.out_2S)
         return True
 

@@ -51,7 +51,8 @@ class Prefixes:
         """A plan's news. fresh: a request takes a row: only then can prefixes change."""
         if self.group is not None:
             news = tables[self.group]
-            self._table[news.row, news.index] = news.page
+            if len(news.row):
+                self._table[news.row, news.index] = news.page
         self._version += fresh
 
     def of(self, rows: NDArray[np.int32], starts: NDArray[np.int32]) -> Groups:
