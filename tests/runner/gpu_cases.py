@@ -54,12 +54,18 @@ class Event:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None: ...
+    def record(self, stream: None) -> None: ...
 
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, other: "Event") -> float:
         return 1.0
+
+
+def without_device() -> None:
+    """What the runner asks of CUDA beside its kernels."""
+    torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment]
 
 
 class Either(Tiny):
@@ -144,7 +150,7 @@ def both(
     """The GPU's run, whose texts are the CPU's. prompts: some were in a graph. piece: as of Either, and some
     rows did. adapters: rows that take one decode in a graph too, unless they verify drafts."""
     if gpu.interpret:
-        torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
+        without_device()
     one, other = Either(tiny(gpu), gpu, piece, adapters), Either(tiny(gpu), None, adapters=adapters)
     ours, wanted = one.run(setup, jobs), other.run(setup, jobs)
     asks = any(job.params.grammar for job in jobs)
@@ -228,7 +234,7 @@ def prefixes(gpu: Gpu, dtype: torch.dtype) -> None:
 def experts(gpu: Gpu, dtype: torch.dtype) -> None:
     """As many were read as on the CPU, by a prompt and a decode."""
     if gpu.interpret:
-        torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment,misc]
+        without_device()
     spec = tiny_mixture(head_dim=16)
     weights, counts = tiny_weights(spec), list[list[int]]()
     for one in (gpu, None):
