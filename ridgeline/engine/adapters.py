@@ -19,6 +19,7 @@ from ridgeline.adapters.stacked import AnySlots, StackedSlots
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, RequestError, RidgelineError
 from ridgeline.base.units import format_bytes
+from ridgeline.engine.deterministic import prove_adapter
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.models.adapter import MAX_RANK, read_adapter, seat_shapes, slot_bytes
@@ -65,7 +66,7 @@ class Adapters:
     """The adapters of one engine.
 
     put: brings an adapter into a slot of the model between two steps, None empties it. fixed: none comes or
-    goes by a call from outside.
+    goes by a call from outside. prove: raises for one that cannot be served, once it is read.
     """
 
     def __init__(
@@ -76,16 +77,17 @@ class Adapters:
         max_rank: int,
         put: Put,
         fixed: bool,
+        prove: Callable[[Adapter], None] | None = None,
     ) -> None:
         self._slots, self._spec, self._max_rank, self._put = slots, spec, max_rank, put
-        self.fixed = fixed
+        self.fixed, self._prove = fixed, prove
         self._free = deque(range(1, slots.num_slots + 1))
         self._named: dict[str, _Seated] = {}
         self._users: Counter[int] = Counter()  # living requests by slot
         self._num_bytes: dict[int, int] = {}  # by slot
         self._draining: set[int] = set()
         self._loading: list[_Loading] = []
-        self._thread = ThreadPoolExecutor(1, "adapters")
+        self._thread = ThreadPoolExecutor(1, "adapters", torch.set_num_threads, (torch.get_num_threads(),))
 
     def __len__(self) -> int:
         """Adapters on their way."""
@@ -215,7 +217,10 @@ class Adapters:
 
     def _read(self, path: str) -> Adapter:
         file = read_adapter(path, self._spec, max_rank=self._max_rank)
-        return load_adapter(file, self._slots.seats, self._slots.dtype)
+        adapter = load_adapter(file, self._slots.seats, self._slots.dtype)
+        if self._prove is not None:
+            self._prove(adapter)
+        return adapter
 
 
 def need_adapters(adapters: Adapters | None, *, to_change: bool = False) -> Adapters:
@@ -246,7 +251,10 @@ def start_adapters(
 ) -> Adapters:
     """The adapters of an engine, with those that it starts with loaded. ConfigError when any cannot be."""
     rank = config.max_lora_rank or MAX_RANK
-    adapters = Adapters(slots, spec, max_rank=rank, put=put, fixed=config.max_loras is None)
+    adapters = Adapters(
+        slots, spec, max_rank=rank, put=put, fixed=config.max_loras is None,
+        prove=prove_adapter if config.deterministic else None,
+    )  # fmt: skip
     with startup.phase("adapters"):
         try:
             load_all(adapters, config.lora)

@@ -14,6 +14,7 @@ from ridgeline.spec.sampling import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+REPETITION = 0.01, 100.0  # beyond, a logit that it divides or multiplies may leave float32
 POOLS = ("mean", "last")
 
 
@@ -38,7 +39,7 @@ def check_sampling(params: SamplingParams) -> None:
     _whole(params, "top_k", 0, 2**31 - 1)
     _number(params, "top_p", 0.0, 1.0, above=True)
     _number(params, "min_p", 0.0, 1.0)
-    _number(params, "repetition_penalty", 0.0, math.inf, above=True)
+    _number(params, "repetition_penalty", *REPETITION)
     _number(params, "presence_penalty", -2.0, 2.0)
     _number(params, "frequency_penalty", -2.0, 2.0)
     _whole(params, "seed", -(2**63), 2**63 - 1, optional=True)

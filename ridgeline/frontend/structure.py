@@ -12,8 +12,10 @@ from ridgeline.base.errors import RequestError
 
 MAX_BYTES = 1 << 20  # of a grammar as text
 MAX_CHOICES = 4096
-# JSON as models were taught to write it, and no room for endless spaces
-_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# JSON as models were taught to write it, and no room for endless spaces; no \u, which would spell the name of
+# a property past what is asked of that property
+_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
+                "json_allowed_escapes": '"\\bfnrt'}
 _ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
     "writeOnly"))  # fmt: skip
@@ -38,6 +40,11 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
     for place, keyword in _unknown(schema, "#"):
         raise _refused(param, f"the keyword {keyword!r} at {place} is not enforced by this server; leave it "
                               f"out. Enforced are {', '.join(sorted(_ENFORCED))}")
+    for place, keyword in _unwritable(schema, "#"):
+        raise _refused(param, f"{keyword!r} at {place} holds a control character that answers cannot spell")
+    for place, named in _too_few_named(schema, "#"):
+        raise _refused(param, f"the keyword 'minProperties' at {place} is enforced up to {named + 1}, one "
+                              "more than 'required' names: beyond, an answer could count a name twice")
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, Mapping):
@@ -112,21 +119,50 @@ def _checked(text: str, param: str) -> str:
     return text
 
 
-def _unknown(schema: Any, place: str) -> Iterator[tuple[str, str]]:
-    """(where, keyword) of each that is neither enforced nor an annotation."""
+def _parts(schema: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """(schema, where) of each object that stands in a schema as one, itself included."""
     if not isinstance(schema, Mapping):
         return
+    yield schema, place
     for keyword, value in schema.items():
-        if keyword not in _ENFORCED and keyword not in _ANNOTATIONS:
-            yield place, keyword
-        elif keyword in _ONE:
-            yield from _unknown(value, f"{place}/{keyword}")
+        if keyword in _ONE:
+            yield from _parts(value, f"{place}/{keyword}")
         elif keyword in _LIST and isinstance(value, list):
             for index, part in enumerate(value):
-                yield from _unknown(part, f"{place}/{keyword}/{index}")
+                yield from _parts(part, f"{place}/{keyword}/{index}")
         elif keyword in _NAMED and isinstance(value, Mapping):
             for name, part in value.items():
-                yield from _unknown(part, f"{place}/{keyword}/{name}")
+                yield from _parts(part, f"{place}/{keyword}/{name}")
+
+
+def _unknown(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each that is neither enforced nor an annotation."""
+    for part, where in _parts(schema, place):
+        for keyword in part:
+            if keyword not in _ENFORCED and keyword not in _ANNOTATIONS:
+                yield where, keyword
+
+
+def _too_few_named(schema: Any, place: str) -> Iterator[tuple[str, int]]:
+    """(where, names that are required) of each minProperties that names given twice could reach."""
+    for part, where in _parts(schema, place):
+        least, required = part.get("minProperties", 0), part.get("required", ())
+        named = len(set(required)) if isinstance(required, list) and all(map(_is_text, required)) else 0
+        if isinstance(least, int) and least > named + 1:
+            yield where, named
+
+
+def _unwritable(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each value that _LAYOUT's escapes cannot spell."""
+    for part, where in _parts(schema, place):
+        for keyword in ("const", "enum"):
+            text = json.dumps(part.get(keyword), ensure_ascii=False).replace("\\\\", "")
+            if "\\u00" in text or "\x7f" in text:
+                yield where, keyword
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _refused(param: str, what: str) -> RequestError:

@@ -4,6 +4,7 @@ A library sums in another order at another number of rows, but within one produc
 that is no promise of its own, so `unlike` asks it. Legend: T tokens, K input features, N output features.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +31,16 @@ class ApartMethod:
 
 def unlike(weight_NK: Tensor) -> bool:
     """True where a row of such a product hangs on its place, or on the rows beside it."""
-    generator = torch.Generator().manual_seed(0)
-    random_RK = torch.randn(ROWS, weight_NK.shape[1], generator=generator).to(weight_NK.dtype)
+    method = ApartMethod(weight_NK)
+    return hangs_on_place(lambda x_RK: method.apply(x_RK, 0), ROWS, weight_NK.shape[1], weight_NK.dtype)
+
+
+def hangs_on_place(product: Callable[[Tensor], Tensor], rows: int, width: int, dtype: torch.dtype) -> bool:
+    """The same of any product [rows, width] -> [rows, N]."""
+    random_RK = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(dtype)
     alone_RK = torch.zeros_like(random_RK)
     alone_RK[0] = random_RK[0]
-    method = ApartMethod(weight_NK)
-    alone_N = method.apply(alone_RK, 0)[0]
-    everywhere_RN = method.apply(random_RK[:1].expand(ROWS, -1), 0)
-    beside_N = method.apply(random_RK, 0)[0]
-    return not (torch.equal(everywhere_RN, alone_N.expand(ROWS, -1)) and torch.equal(beside_N, alone_N))
+    alone_N = product(alone_RK)[0]
+    everywhere_RN = product(random_RK[:1].expand(rows, -1))
+    beside_N = product(random_RK)[0]
+    return not (torch.equal(everywhere_RN, alone_N.expand(rows, -1)) and torch.equal(beside_N, alone_N))

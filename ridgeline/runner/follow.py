@@ -51,11 +51,13 @@ class Follower:
         flight.plan, flight.proposals = self.drafter.fill(flight.plan)
 
     def mask(self, flight: Flight) -> None:
-        """What the rows' grammars allow; what they forced meanwhile is not sampled."""
+        """Begin with what the rows' grammars allow; what they forced meanwhile is not sampled."""
         assert self.grammars is not None
         self.start(flight)
         flight.plan = self.grammars.without_known(flight.plan)
         flight.masks = self.grammars.masks(flight.plan)
+        if flight.masks is not None:
+            flight.masks.begun.wait()  # the caller's thread goes on in Python
 
     def read(self, flight: Flight) -> Mapping[int, list[int]]:
         """The step has ended: its tokens are taken. Returns what can alone follow them, by place."""

@@ -92,11 +92,13 @@ class _Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
     """The masks of a step: bits_NW int32, on the host, filled once `filled` is done, and good until those of
-    the next are asked for; first: of each place in the plan."""
+    the next are asked for; first: of each place in the plan. begun: set once filling needs no turn at Python
+    any more, for which it waits long where the caller's thread computes in it."""
 
     bits_NW: Tensor
     first: Mapping[int, int]
     filled: Future[None]
+    begun: Event = field(default_factory=Event)
 
     def of(self, places: NDArray[np.int64], behind: NDArray[np.int64]) -> NDArray[np.int32]:
         """Which of N each position has, so many drafts behind its place of the plan; -1 for none."""
@@ -257,8 +259,7 @@ class Grammars:
             self._bits_NW = torch.zeros(total, words, dtype=torch.int32, pin_memory=self._pinned)
         bits_NW, begun = self._bits_NW[:total], Event()
         filled = self._worker.submit(asked.fill, self._executor, bits_NW.numpy(), begun)
-        begun.wait()  # from here on it needs no turn at Python, for which it would wait long
-        return Masks(bits_NW=bits_NW, first=asked.first, filled=filled)
+        return Masks(bits_NW=bits_NW, first=asked.first, filled=filled, begun=begun)
 
     def accept(self, number: int, tokens: Sequence[int]) -> str | None:
         """The row took these tokens; why its grammar cannot be followed any further, if so. With the end of

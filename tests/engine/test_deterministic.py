@@ -1,22 +1,25 @@
 """--deterministic at the start: what is refused and why, and the default path of plain and packed models."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.adapters.slots import Touched
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
-from ridgeline.base.errors import ConfigError
+from ridgeline.base.errors import CheckpointError, ConfigError
 from ridgeline.engine import deterministic
-from ridgeline.engine.deterministic import deterministic_device, prove_products
+from ridgeline.engine.deterministic import deterministic_device, prove_adapter, prove_products
 from ridgeline.engine.numerics import Numerics
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.nn.apart import ROWS, ApartMethod, unlike
 from ridgeline.nn.load import dense
 from ridgeline.spec.model import ModelSpec
+from tests.adapters.made import ALL, adapter_folder, loaded
 from tests.engine.tiny import tiny_folder
 from tests.helpers import tiny_latent, tiny_spec
 
@@ -62,6 +65,18 @@ def test_a_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlike(weight)
     monkeypatch.setattr(ApartMethod, "apply", lambda self, x, first: real(self, x, first) + x.mean() * 1e-3)
     assert unlike(weight)
+
+
+def test_an_adapter_whose_rows_hang_on_their_place_is_refused(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = loaded(adapter_folder(tmp_path / "one", tiny_spec(), seed=1, targets=ALL), tiny_spec())
+    prove_adapter(adapter)
+    real = Touched.add_own
+    monkeypatch.setattr(Touched, "add_own", lambda self, out, x: real(self, out, x).add_(x.mean() * 1e-3))
+    with pytest.raises(CheckpointError, match="deterministic"):
+        prove_adapter(adapter)
+    with pytest.raises(ConfigError, match="adapter"):
+        deterministic_device(replace(CONFIG, max_loras=1), tiny_spec(), numerics(torch.bfloat16), CUDA, GPU)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 40])

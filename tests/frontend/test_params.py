@@ -59,7 +59,7 @@ def test_good_parameters_pass() -> None:
 BAD: list[tuple[str, Any]] = [
     *((name, value) for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
                                  "frequency_penalty") for value in (NAN, INF, -INF, "1", None, True)),
-    ("temperature", -0.1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -1e-9), ("repetition_penalty", 0.0),
+    ("temperature", -0.1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -1e-9), ("repetition_penalty", 5e-324),
     ("presence_penalty", 2.1), ("n", 0), ("n", 10**6), ("n", 1.0), ("top_k", -2), ("seed", 2**70),
     ("max_tokens", -1),
     ("max_tokens", 1.5), ("min_tokens", -1), ("min_tokens", 17), ("logprobs", 21), ("prompt_logprobs", -1),

@@ -48,6 +48,32 @@ def test_what_no_text_can_match_is_refused(schema: object, part: str) -> None:
     assert refused.value.param == "response_format"
 
 
+@pytest.mark.parametrize("schema, part", [
+    ({"type": "object", "minProperties": 2}, "'minProperties' at # is enforced up to 1"),
+    ({"items": {"required": ["a", "a"], "minProperties": 3}}, "'minProperties' at #/items is enforced up to"),
+    ({"properties": {"a": {"enum": ["b", {"\x01": 1}]}}}, "'enum' at #/properties/a holds"),
+    ({"const": "\\ \x1f"}, "'const' at # holds"), ({"enum": [1, "\x7f"]}, "'enum' at # holds"),
+])  # fmt: skip
+def test_what_answers_could_get_past_is_refused(schema: dict, part: str) -> None:
+    with pytest.raises(RequestError, match=part):
+        structure.json_schema(schema)
+
+
+@pytest.mark.parametrize("schema, good, bad", [
+    ({"properties": {"a": {"type": "string"}}}, '{"b": 3}', '{"\\u0061": 3}'),  # another spelling of "a"
+    ({"required": ["a"], "properties": {"a": {}}, "minProperties": 2}, '{"a": 1, "b": 2}', '{"a": 1}'),
+    ({"properties": {"a": {}}}, '{"b": "\\n \\" \\\\"}', '{"b": "\\u0000"}'),
+    ({"const": "\\u0001 \n é"}, '"\\\\u0001 \\n é"', '"u0001'),
+])  # fmt: skip
+def test_a_property_has_one_spelling(schema: dict, good: str, bad: str) -> None:
+    for text, follows in ((good, True), (bad, False)):
+        for grammar in (structure.json_schema(schema),
+                        structure.grammar(f"start: %json {json.dumps(structure.with_layout(schema))}")):
+            matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+            whole = matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+            assert (whole and matcher.is_accepting()) == follows, text
+
+
 def test_expressions_choices_and_grammars_are_checked() -> None:
     for make in (lambda: structure.regex("(["), lambda: structure.grammar("start: nobody"),
                  lambda: structure.choice([]), lambda: structure.choice(["a", ""]),

@@ -40,13 +40,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return with_adapters(tiny_spec(), tmp_path_factory.mktemp("adapters"))
 
 
-def with_adapters(spec: ModelSpec, folder: Path) -> Tiny:
+def with_adapters(spec: ModelSpec, folder: Path, *, apart: bool = False) -> Tiny:
     slots = AdapterSlots(3)
     for slot, targets in ((1, ALL), (2, ("q_proj", "v_proj")), (3, ("gate_proj", "down_proj"))):
         made = adapter_folder(
             folder / str(slot), spec, seed=slot, rank=slot + 2, targets=targets, strength=3.0)
         slots.put(slot, loaded(made, spec))
-    return Tiny(spec, adapters=slots)
+    return Tiny(spec, adapters=slots, apart=apart)
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)

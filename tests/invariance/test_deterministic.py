@@ -4,6 +4,7 @@ of any size, from the cache, preempted, swapped and speculated, for every kind o
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_capped, tiny_latent, tiny_mixture, tiny_shared, tiny_spec, tiny_states
 from tests.invariance.driver import Job, Setup, Text, Tiny
+from tests.invariance.test_adapters import with_adapters
 from tests.invariance.test_invariance import BASES
 
 SPECS: dict[str, ModelSpec] = {
@@ -50,7 +52,8 @@ def bits(text: Text) -> object:
     return text.tokens, [(one.token_ids.tolist(), one.logprobs.tobytes()) for one in text.logprobs]
 
 
-def check(tiny: Tiny, setups: st.SearchStrategy[Setup], examples: int, most: int = 3) -> Counter[str]:
+def check(tiny: Tiny, setups: st.SearchStrategy[Setup], examples: int, most: int = 3,
+          most_adapters: int = 0) -> Counter[str]:
     """Random work under random setups; sums of the runs' numbers."""
     sums = Counter[str]()
 
@@ -58,7 +61,8 @@ def check(tiny: Tiny, setups: st.SearchStrategy[Setup], examples: int, most: int
               suppress_health_check=list(HealthCheck))
     @given(setup=setups, work=st.lists(jobs(), min_size=3, max_size=most))
     def compare(setup: Setup, work: list[Job]) -> None:
-        work = [replace(job, at=3 * i, priority=-i) for i, job in enumerate(work)]  # the last goes first
+        work = [replace(job, at=3 * i, priority=-i, adapter=(i + 1) % (most_adapters + 1))
+                for i, job in enumerate(work)]  # the last goes first
         warm = [replace(job, at=0, params=SamplingParams(max_tokens=1)) for job in work[::2]]
         run = tiny.run(setup, work, warm=warm)
         for (index, choice), text in run.texts.items():
@@ -73,6 +77,12 @@ def test_in_company(tiny: Tiny) -> None:
     """In chunks, behind a prefix from the cache, preempted, and with drafts, all in one run."""
     sums = check(tiny, st.just(ALL), 1)
     assert sums["num_cached_tokens"] and sums["num_draft_tokens"] and sums["num_preemptions"]
+
+
+def test_adapters_in_company(tmp_path: Path) -> None:
+    """Of three adapters, which share steps with each other and with the base."""
+    sums = check(with_adapters(tiny_spec(), tmp_path, apart=True), st.just(ALL), 1, most_adapters=3)
+    assert sums["num_preemptions"]
 
 
 @pytest.mark.soak
