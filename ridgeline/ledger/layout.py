@@ -199,28 +199,45 @@ def _layer_bytes(layer: LayerSpec, weight_bytes: WeightBytes, ep: int) -> float:
     return total
 
 
-def _stage(share: ModelSpec, layout: Layout, held: "_Held", at: int, begin: int) -> Stage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """One layer as it is held: its lines, with those of embedding and head around them, and its bytes."""
+
+    embed: Line
+    lines: tuple[Line, ...]
+    head: Line
+    held_bytes: float
+
+
+def _layer(share: ModelSpec, layer: LayerSpec, index: int, layout: Layout, held: "_Held") -> _Layer:
+    embed, *lines, head = account(replace(share, layers=(layer,)), weight_bytes=held.of_layer(index),
+                                  cache_element_bytes=held.element_bytes).lines
+    return _Layer(embed=embed, lines=tuple(_spread(x, layout, held.skew) for x in lines), head=head,
+                  held_bytes=_layer_bytes(layer, held.of_layer(index), layout.ep))
+
+
+def _stage(share: ModelSpec, at: int, begin: int, layout: Layout, held: "_Held",
+           made: dict[tuple[int, object], _Layer]) -> Stage:
+    """made: the layers of the stages before, by what makes them alike."""
     first, last = at == 0, at == layout.pp - 1
     alike: dict[tuple[int, object], list[int]] = {}
     for index, layer in enumerate(share.layers, begin):
         alike.setdefault((id(layer), held.layer_key(index)), []).append(index)
-    lines: list[Line] = []
-    held_bytes = 0.0
-    for index, *more in alike.values():
-        layer, many = share.layers[index - begin], 1 + len(more)
-        one = account(replace(share, layers=(layer,)), weight_bytes=held.of_layer(index),
-                      cache_element_bytes=held.element_bytes).lines
-        lines += [_spread(replace(x, count=x.count * many), layout, held.skew) for x in one[1:-1]]
-        held_bytes += many * _layer_bytes(layer, held.of_layer(index), layout.ep)
+    for key, (index, *_) in alike.items():
+        if key not in made:
+            made[key] = _layer(share, share.layers[index - begin], index, layout, held)
+    lines = [replace(x, count=x.count * len(same)) for key, same in alike.items() for x in made[key].lines]
+    held_bytes = sum(len(same) * made[key].held_bytes for key, same in alike.items())
     outside = dict(replace(share, layers=()).params())
     held_bytes += sum(held.weight_bytes(name, param) for name, param in outside.items()
                       if (first if name.startswith(("embed.", "vision.")) else last))
     if share.tied_embeddings and last and not first:
         held_bytes += held.weight_bytes("embed.weight", outside["embed.weight"])
+    one = made[next(iter(alike))]
     return Stage(spec=share, weights_bytes=held_bytes, first=first, last=last,
                  num_mixing=sum(many * _is_cut(block) for block, many in share.blocks()),
                  num_routed=sum(many * isinstance(block, MoeSpec) for block, many in share.blocks()),
-                 account=Account(lines=(*one[:first], *lines, *one[len(one) - last:])))
+                 account=Account(lines=(*[one.embed][:first], *lines, *[one.head][:last])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,12 +263,13 @@ def stages(of: Cut, *, weight_bytes: WeightBytes, cache_element_bytes: float, sk
     """
     held = _Held(weight_bytes=weight_bytes, element_bytes=cache_element_bytes, skew=skew, layer_key=layer_key)
     made: dict[object, Stage] = {}  # stages in the middle are often alike
+    layers: dict[tuple[int, object], _Layer] = {}
     found = []
     for at, (share, begin) in enumerate(zip(of.shares, of.begins, strict=True)):
         key = (id(share), at == 0, at == of.layout.pp - 1,
                tuple(map(layer_key, range(begin, begin + len(share.layers)))))
         if key not in made:
-            made[key] = _stage(share, of.layout, held, at, begin)
+            made[key] = _stage(share, at, begin, of.layout, held, layers)
         found.append(made[key])
     return tuple(found)
 

@@ -87,6 +87,7 @@ def _options(setup: Setup, gpu: str, price: float) -> Iterator[tuple[Option, str
     if not tries:
         return
     ttft_s, tpot_N, mixed_N = estimates(setup, tries)
+    copied: dict[int, Layout] = {}
     for rows, tpot_s, mixed_s in zip(tries, tpot_N.tolist(), mixed_N.tolist(), strict=True):
         batch, pool = rows * setup.lanes, 1 + pool_ratio(setup, rows, tpot_s, ttft_s)
         tok_s, cost = batch / mixed_s, price * devices * pool
@@ -96,8 +97,9 @@ def _options(setup: Setup, gpu: str, price: float) -> Iterator[tuple[Option, str
         needed = ceil(replicas * devices * pool)
         many = f"{needed} devices are needed" if ask.gpus and needed > ask.gpus else ""
         missed = " and ".join(filter(None, (misses(ask, ttft_s, mixed_s), many, few)))
-        layout = Layout(tp=setup.layout.tp, pp=setup.layout.pp, ep=setup.layout.ep, dp=replicas)
-        yield Option(gpu=gpu, layout=layout, weights=setup.numerics.weights,
+        if replicas not in copied:
+            copied[replicas] = replace(setup.layout, dp=replicas)
+        yield Option(gpu=gpu, layout=copied[replicas], weights=setup.numerics.weights,
                      kv=ask.kv, batch=batch * replicas, num_devices=needed, ttft_s=ttft_s, tpot_s=mixed_s,
                      user_tok_s=1 / mixed_s, output_tok_s=tok_s * replicas, usd_per_hour=cost * replicas,
                      usd_per_million=cost / 3600 / tok_s * 1e6), missed
