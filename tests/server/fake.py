@@ -110,7 +110,8 @@ class FakeEngine:
                 await self.gate.wait()
             for news in self._script(request_id, list(prompt), params):
                 await asyncio.sleep(0)
-                if at_once is None or news.finish is not None or not at_once(news):
+                alone = at_once is not None and news.is_bare
+                if not alone or not at_once(news.choice, news.new_tokens, WallClock().now()):
                     yield news
         finally:
             self.open.discard(request_id)
