@@ -215,7 +215,7 @@ class Adapters:
 
     def _read(self, path: str) -> Adapter:
         file = read_adapter(path, self._spec, max_rank=self._max_rank)
-        return load_adapter(file, self._slots.seats, self._slots.dtype)
+        return self._slots.ready(load_adapter(file, self._slots.seats, self._slots.dtype))
 
 
 def need_adapters(adapters: Adapters | None, *, to_change: bool = False) -> Adapters:
