@@ -67,6 +67,11 @@ class Form(ABC):
         """Output tokens that count."""
         return sum(generation.num_output for generation in self.job.generations)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any choice has had its first event."""
+        return bool(self._begun)
+
     def is_first(self, index: int) -> bool:
         """True at the first call for a choice."""
         first = index not in self._begun

@@ -110,8 +110,8 @@ class FakeEngine:
                 await self.gate.wait()
             for news in self._script(request_id, list(prompt), params):
                 await asyncio.sleep(0)
-                alone = at_once is not None and news.is_bare
-                if not alone or not at_once(news.choice, news.new_tokens, WallClock().now()):
+                offered = at_once if news.is_bare else None
+                if offered is None or not offered(news.choice, news.new_tokens, WallClock().now()):
                     yield news
         finally:
             self.open.discard(request_id)
