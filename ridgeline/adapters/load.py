@@ -5,7 +5,7 @@ one pair.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -43,12 +43,13 @@ class Delta:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """deltas: by full weight name. digest: of all that the products see: adapters of equal digest compute the
-    same."""
+    same. images: what slots of a device copy, by the same names, once they made it (`StackedSlots.ready`)."""
 
     deltas: Mapping[str, Delta]
     digest: str
     rank: int
     num_bytes: int
+    images: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def load_adapter(

@@ -116,6 +116,10 @@ class AdapterSlots:
         self._held: list[Adapter | None] = [None] * (num_slots + 1)
         self._current: _Current | None = None
 
+    def ready(self, adapter: Adapter) -> Adapter:
+        """As it is held, which may take a while: any thread may do it."""
+        return adapter
+
     def put(self, slot: int, adapter: Adapter | None) -> None:
         """Fill a slot, or empty it."""
         assert 1 <= slot <= self.num_slots

@@ -14,7 +14,7 @@ input features, N output features.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,19 +33,23 @@ class _Stack:
     a_SRK: Tensor
     b_SRN: Tensor
 
-    def put(self, slot: int, delta: Delta | None) -> None:
+    def image(self, delta: Delta) -> tuple[Tensor, Tensor]:
+        """A delta in the form of a slot, in the host's memory, from which a device copies by itself."""
+        a_RK, b_RN = (torch.zeros(x.shape[1:], dtype=x.dtype) for x in (self.a_SRK, self.b_SRN))
+        a_RK[: delta.a_KR.shape[1]] = delta.a_KR.t()
+        for strip in delta.strips:
+            b_RN[strip.low : strip.high, strip.first : strip.until] = strip.b_rn
+        return (a_RK.pin_memory(), b_RN.pin_memory()) if self.a_SRK.is_cuda else (a_RK, b_RN)
+
+    def put(self, slot: int, image: tuple[Tensor, Tensor] | None) -> None:
         """Fill a slot; None: it adds nothing to this weight. Nobody waits: the copies are a stream's."""
         a_RK, b_RN = self.a_SRK[slot], self.b_SRN[slot]
-        if delta is None:
+        if image is None:
             a_RK.zero_()
             b_RN.zero_()
             return
-        new_a, new_b = (torch.zeros(x.shape, dtype=x.dtype) for x in (a_RK, b_RN))
-        new_a[: delta.a_KR.shape[1]] = delta.a_KR.t()
-        for strip in delta.strips:
-            new_b[strip.low : strip.high, strip.first : strip.until] = strip.b_rn
-        for there, here in ((a_RK, new_a), (b_RN, new_b)):
-            there.copy_(here.pin_memory() if there.is_cuda else here, non_blocking=True)
+        for there, here in zip((a_RK, b_RN), image, strict=True):
+            there.copy_(here, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class StackedTouched:
 
 class StackedSlots:
     """`num_slots` places for adapters, numbered from 1, over one model on a GPU; see slots.AdapterSlots.
-    All of their memory is taken at once. Used by the thread that launches its steps."""
+    All of their memory is taken at once. But for `ready`, used by the thread that launches its steps."""
 
     def __init__(
         self, num_slots: int, shapes: Mapping[str, Seat], *, dtype: torch.dtype, device: torch.device
@@ -95,11 +99,20 @@ class StackedSlots:
         self._numbers_S = torch.arange(1, num_slots + 1, device=device)
         self._current: tuple[Tensor, int] | None = None
 
+    def ready(self, adapter: Adapter) -> Adapter:
+        """With its images, which take the host a copy of all its numbers: any thread may do it. One that is
+        ready stays as it is."""
+        if adapter.images:
+            return adapter
+        images = {name: self._stacks[name].image(delta) for name, delta in adapter.deltas.items()}
+        return replace(adapter, images=images)
+
     def put(self, slot: int, adapter: Adapter | None) -> None:
         """Fill a slot, or empty it, behind the steps that are launched and before any later one."""
         assert 1 <= slot <= self.num_slots
+        images = {} if adapter is None else self.ready(adapter).images
         for name, stack in self._stacks.items():
-            stack.put(slot - 1, None if adapter is None else adapter.deltas.get(name))
+            stack.put(slot - 1, images.get(name))
 
     def enter(self, slot_T: NDArray[np.int64] | Tensor, num_decodes: int) -> None:
         """A step begins whose tokens have these slots, int64 on the device; decodes come first."""

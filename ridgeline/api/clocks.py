@@ -76,20 +76,31 @@ class PromptClock:
         self.tokenised_s = tokenised_s
         self._request = request
         self._metrics = request.metrics
+        self._counters = request.metrics.counters
         self._gaps = request.metrics.histograms["inter_token_latency_seconds"]
+        self._use = request.caller.use
 
     def seen(self, news: News, delta: Delta, now: float) -> None:
         """News of a choice has come, and this is what it added."""
         choice = self.choices[news.choice]
         if news.times_s:
             choice.times_s = news.times_s
-        if delta.token_ids:
-            self._tokens(choice, len(delta.token_ids), news, now)
+        if count := len(delta.token_ids):
+            self._tokens(choice, count, news, now)
         if news.finish is not None:
             choice.account = news.account or {}
             self._metrics.engine_times(news.times_s or {})
         if delta.finish is not None:
             self._finish(choice, delta.finish, now)
+
+    def more(self, choice: ChoiceTimes, count: int, now: float) -> None:
+        """Tokens of a choice have come, and nothing else."""
+        self._counters["generation_tokens_total"] += count
+        self._use.output(count)
+        if choice.num_output:
+            self._gaps.observe((now - choice.last_s) / count, count)
+        choice.num_output += count
+        choice.last_s = now
 
     def end(self, reason: str, now: float) -> None:
         """Choices that are still open end like this."""
@@ -98,24 +109,20 @@ class PromptClock:
                 self._finish(choice, reason, now)
 
     def _tokens(self, choice: ChoiceTimes, count: int, news: News, now: float) -> None:
+        if not choice.num_output:
+            self._first(choice, news, now)
+        self.more(choice, count, now)
+
+    def _first(self, choice: ChoiceTimes, news: News, now: float) -> None:
         metrics = self._metrics
-        metrics.counters["generation_tokens_total"] += count
-        self._request.caller.use.output(count)
-        if choice.num_output:
-            gap = (now - choice.last_s) / count
-            for _ in range(count):
-                self._gaps.observe(gap)
-        else:
-            choice.first_s = now
-            choice.num_prompt, choice.num_cached = news.num_prompt, news.num_cached
-            choice.ttft_s = now - self._request.arrived_s
-            choice.parts_s = self._parts(choice.ttft_s, news.times_s or {})
-            metrics.first_token(choice.ttft_s, choice.parts_s)
-            if sum(one.num_output > 0 for one in self.choices) == 0:
-                metrics.counters["prompt_tokens_total"] += news.num_prompt
-                metrics.histograms["request_prompt_tokens"].observe(news.num_prompt)
-        choice.num_output += count
-        choice.last_s = now
+        choice.first_s = now
+        choice.num_prompt, choice.num_cached = news.num_prompt, news.num_cached
+        choice.ttft_s = now - self._request.arrived_s
+        choice.parts_s = self._parts(choice.ttft_s, news.times_s or {})
+        metrics.first_token(choice.ttft_s, choice.parts_s)
+        if sum(one.num_output > 0 for one in self.choices) == 0:
+            metrics.counters["prompt_tokens_total"] += news.num_prompt
+            metrics.histograms["request_prompt_tokens"].observe(news.num_prompt)
 
     def _parts(self, ttft_s: float, times_s: Mapping[str, float]) -> dict[str, float]:
         """deliver: what is left, from the step's end to here. Empty when the engine tells no times."""

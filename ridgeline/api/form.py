@@ -39,6 +39,11 @@ class Form(ABC):
     def events(self, index: int, delta: Delta) -> bytes:
         """The events of a choice's delta; none when it has nothing to tell yet."""
 
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """What stands before and after the text, as JSON, in each further event of a choice that brings text
+        alone; None where that is not all, or not known yet."""
+        return None
+
     @abstractmethod
     def end(self) -> bytes:
         """The events that close a stream whose choices are all told."""
@@ -61,6 +66,11 @@ class Form(ABC):
     def num_output(self) -> int:
         """Output tokens that count."""
         return sum(generation.num_output for generation in self.job.generations)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any choice has had its first event."""
+        return bool(self._begun)
 
     def is_first(self, index: int) -> bool:
         """True at the first call for a choice."""
@@ -102,10 +112,13 @@ class ChunkForm(Form):
         if body is None:
             return b""
         if frame is None and self.repeats and not self.with_ids and not self._always:
-            self._frames[index] = self._frame(index)
+            self._frames[index] = self._make_frame(index)
         return event(body)
 
-    def _frame(self, index: int) -> tuple[bytes, bytes]:
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._frames.get(index)
+
+    def _make_frame(self, index: int) -> tuple[bytes, bytes]:
         """An event around its text."""
         body = self.chunk(index, Delta(text=_TEXT), UNSET)
         assert body is not None

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ridgeline.api.clocks import PromptClock, RequestClock
+from ridgeline.api.lane import Lane
 from ridgeline.api.outlet import Outlet
 from ridgeline.api.prompts import Prompt
 from ridgeline.base.errors import RequestError
@@ -73,10 +74,11 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Where pieces may go at once. written: one as bytes, by its index and its delta."""
+    """Where pieces may go at once. written: one as bytes, by its index and its delta. frame: `Form.frame`."""
 
     outlet: Outlet
     written: Callable[[int, Delta], bytes]
+    frame: Callable[[int], tuple[bytes, bytes] | None]
 
 
 class Job:
@@ -138,12 +140,21 @@ class Job:
         timed = clock.prompt(self.params.n, now())
         self._running.add(request_id)
 
-        def at_once(news: News) -> bool:
+        lanes: dict[int, Lane] = {}
+
+        def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
             if push is None or not push.outlet.is_clear():
                 return False
-            piece = self._piece(index, news, timed, now())
+            if (lane := lanes.get(choice)) is not None:
+                lane.take(tokens, now_s)
+                return True
+            news = News(id=request_id, choice=choice, new_tokens=tokens)
+            piece = self._piece(index, news, timed, now_s)
             if piece is not None and (body := push.written(piece.index, piece.delta)):
                 push.outlet.write(body)
+            own, number = self.generations[index].choices[choice], index * self.params.n + choice
+            if own.is_plain and (frame := push.frame(number)) is not None:
+                lanes[choice] = Lane(own, timed, timed.choices[choice], frame, push.outlet)
             return True
 
         news_of = self._engine.submit(

@@ -136,9 +136,9 @@ class Histogram:
     counts: list[int]
     total: float = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
         seen = 0

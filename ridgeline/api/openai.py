@@ -216,7 +216,7 @@ class OpenAI:
     async def _events(
         self, form: Form, clock: RequestClock, outlet: Outlet
     ) -> AsyncGenerator[bytes, None]:
-        sent, push = False, Push(outlet=outlet, written=form.events)
+        sent, push = False, Push(outlet=outlet, written=form.events, frame=form.frame)
         with self.admission.enter():
             try:
                 async with aclosing(form.job.run(clock, self._clock.now, push)) as pieces:

@@ -3,10 +3,11 @@
 Owns what its fields mean in terms of ChatRequest; what those mean, and what is refused, is decided there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from ridgeline.api.answers import to_json
+from ridgeline.api.background import Background
 from ridgeline.api.caller import Caller
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.form import Form
@@ -40,11 +41,13 @@ _FIELDS = {  # of an item, by its type: those it must have, those it may
 
 
 class Responses:
-    """The endpoints, over those of the same model. A response that is being streamed can be cancelled."""
+    """The endpoints, over those of the same model. A response that is being streamed, or made in the
+    background, can be cancelled."""
 
     def __init__(self, api: OpenAI, store: ResponseStore | None = None) -> None:
         self._api = api
         self._store = store or ResponseStore()
+        self._background = Background(self._store)
         self._running: WeakValueDictionary[tuple[str, str], ResponsesForm] = WeakValueDictionary()
 
     async def create(self, body: bytes, caller: Caller | None = None) -> Reply:
@@ -53,8 +56,8 @@ class Responses:
         tenant = clock.caller.tenant
         with api.admission.enter():
             request = parse(body, ResponsesRequest, api.served.limits)
-            if request.background:
-                raise unsupported("background", "a response is made while its client waits; leave it out")
+            if request.background and request.store is False:
+                raise invalid_value("background", "needs a response that is stored; leave store out")
             turns = [*self._before(tenant, request), *_turns(request.input)]
 
             def keep(form: ResponsesForm, whole: bytes) -> None:
@@ -62,26 +65,34 @@ class Responses:
                 if request.store is not False:
                     self._store.put(tenant, form.id, Stored(body=whole, turns=(*turns, form.turn())))
 
+            async def answer(tell: Callable[[ResponsesForm], None]) -> Reply:
+                def form(job: Job, asked: Asked) -> Form:
+                    made = ResponsesForm(job, asked.model, asked, request, keep)
+                    self._running[tenant, made.id] = made
+                    tell(made)
+                    return made
+
+                with api.admission.enter():
+                    try:
+                        return await api.answer(_chat(request, turns), clock, form, len(body))
+                    except RequestError as error:
+                        raise renamed(error, _NAMES) from None
+
+            if request.background:
+                begun = await self._background.begin(tenant, answer)
+                known = clock.caller
+                return self.follow(begun.id, known) if request.stream else self.retrieve(begun.id, known)
             made: list[ResponsesForm] = []
-
-            def form(job: Job, asked: Asked) -> Form:
-                made.append(ResponsesForm(job, asked.model, asked, request, keep))
-                self._running[tenant, made[0].id] = made[0]
-                return made[0]
-
-            try:
-                reply = await api.answer(_chat(request, turns), clock, form, len(body))
-            except RequestError as error:
-                raise renamed(error, _NAMES) from None
+            reply = await answer(made.append)
             if isinstance(reply, bytes) or request.store is False:
                 return reply
             return await Started.of(self._store.log(tenant, made[0].id, reply))
 
     def retrieve(self, response_id: str, caller: Caller) -> bytes:
-        """GET /v1/responses/ID: a stored one, or one that is being streamed."""
+        """GET /v1/responses/ID: a stored one, or one that is at work."""
         running = self._running.get((caller.tenant, response_id))
         if running is not None:
-            return to_json(running.body())
+            return to_json(running.so_far())
         return self._store.get(caller.tenant, response_id).body
 
     def follow(self, response_id: str, caller: Caller, after: int = -1) -> Started[bytes]:
@@ -92,7 +103,7 @@ class Responses:
         return self._store.follow(caller.tenant, response_id, after + 1)
 
     def cancel(self, response_id: str, caller: Caller) -> bytes:
-        """POST /v1/responses/ID/cancel: ends one that is being streamed where it is."""
+        """POST /v1/responses/ID/cancel: ends one that is at work where it is."""
         running = self._running.get((caller.tenant, response_id))
         if running is None:
             self._store.get(caller.tenant, response_id)
@@ -117,7 +128,7 @@ def _chat(request: ResponsesRequest, turns: Sequence[Message]) -> ChatRequest:
     return ChatRequest(
         model=request.model,
         messages=[*told, *turns],
-        stream=request.stream,
+        stream=request.stream or request.background,
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,

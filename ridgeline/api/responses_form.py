@@ -15,14 +15,14 @@ from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.tools.parts import AnswerReader, Part, PartNews, PartReader
 from ridgeline.frontend.tools.thinking import Tags
 
-Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 _PREFIXES = {"thought": "rs_", "text": "msg_", "call": "fc_"}
 _TEXTS = {"thought": "reasoning_text", "text": "output_text"}
 
 
 class ResponsesForm(Form):
-    """The form of /v1/responses. keep: hears of the body once it is whole. A stream begins with its first
-    token, so that a refusal comes before it."""
+    """The form of /v1/responses. keep: hears of the body once it is whole, and of that of a background's
+    failure. A stream begins with its first token, so that a refusal comes before it."""
 
     prefix = "resp_"
 
@@ -58,7 +58,10 @@ class ResponsesForm(Form):
 
     def failure(self, error: RequestError) -> bytes:
         what = {"code": error.code or "server_error", "message": str(error)}
-        return self._event("response.failed", response=self.body("failed", what))
+        body = self.body("failed", what)
+        if self._request.background:  # nobody else hears of it
+            self._keep(self, to_json(body))
+        return self._event("response.failed", response=body)
 
     def turn(self) -> Message:
         """The answer as a turn of a conversation."""
@@ -70,6 +73,10 @@ class ResponsesForm(Form):
         ]  # fmt: skip
         return Message(role="assistant", content=texts["text"], reasoning_content=texts["thought"] or None,
                        tool_calls=calls or None)  # fmt: skip
+
+    def so_far(self) -> ResponseAnswer:
+        """The response while it is being made."""
+        return self.body("in_progress" if self.has_begun else "queued")
 
     def body(self, status: Status = "in_progress", error: dict[str, Any] | None = None) -> ResponseAnswer:
         """The response as far as it has come."""
@@ -86,6 +93,7 @@ class ResponsesForm(Form):
             parallel_tool_calls=asked.parallel_tool_calls is not False,
             text=asked.text or TextConfig(format=Format(type="text")),
             store=asked.store is not False, metadata=asked.metadata or {}, user=asked.user,
+            background=bool(asked.background),
         )  # fmt: skip
 
     def _closed(self) -> bytes:

@@ -115,7 +115,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created_at: int
     model: str
-    status: Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
     error: dict[str, Any] | None

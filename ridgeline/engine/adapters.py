@@ -220,7 +220,7 @@ class Adapters:
         adapter = load_adapter(file, self._slots.seats, self._slots.dtype)
         if self._prove is not None:
             self._prove(adapter)
-        return adapter
+        return self._slots.ready(adapter)
 
 
 def need_adapters(adapters: Adapters | None, *, to_change: bool = False) -> Adapters:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.base.errors import RequestError
+from ridgeline.frontend.protocol import Submit
 from ridgeline.runner.grammar import Grammars
 from ridgeline.schedule.request import NewRequest
 
@@ -13,11 +14,11 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A request that need not wait any more, and the name of its adapter. error: why it cannot run."""
+    """A request that need not wait any more, and how it was asked for. error: why it cannot run."""
 
     client: bytes
     request: NewRequest
-    adapter: str
+    submit: Submit
     error: Exception | None
 
 
@@ -27,7 +28,7 @@ class Compiling:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._threads = ThreadPoolExecutor(THREADS, "compile")
-        self._waiting: dict[str, tuple[bytes, NewRequest, str, Future[Any]]] = {}
+        self._waiting: dict[str, tuple[bytes, NewRequest, Submit, Future[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -35,11 +36,11 @@ class Compiling:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def add(self, client: bytes, request: NewRequest, adapter: str) -> None:
+    def add(self, client: bytes, request: NewRequest, submit: Submit) -> None:
         """RequestError where no grammar can be followed."""
         assert request.params.grammar is not None
         compiling = self._threads.submit(need_grammars(self._grammars).compile, request.params.grammar)
-        self._waiting[request.id] = client, request, adapter, compiling
+        self._waiting[request.id] = client, request, submit, compiling
 
     def drop(self, client: bytes, request_id: str | None = None) -> None:
         """The client wants this request no more; None: any of its."""
@@ -52,10 +53,10 @@ class Compiling:
         done = [name for name, (*_, compiling) in self._waiting.items() if compiling.done()]
         taken = []
         for name in done:
-            client, request, adapter, compiling = self._waiting.pop(name)
+            client, request, submit, compiling = self._waiting.pop(name)
             error = compiling.exception()
             taken.append(Compiled(
-                client=client, request=request, adapter=adapter,
+                client=client, request=request, submit=submit,
                 error=error if isinstance(error, Exception) else None))
         return taken
 

@@ -6,7 +6,7 @@ nobody else anything. Knows no model and no text.
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,15 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError
 from ridgeline.engine.adapters import Adapters, need_adapters, seated
 from ridgeline.engine.compiling import Compiling
-from ridgeline.engine.wire import new_request, news_of
+from ridgeline.engine.wire import Parcel, new_request
 from ridgeline.frontend.protocol import (
     Abort,
     Answer,
     Ask,
     LoadAdapter,
-    News,
     Refused,
     Submit,
+    ToClient,
     ToEngine,
     UnloadAdapter,
 )
@@ -40,11 +40,13 @@ _log = logging.getLogger("ridgeline.engine")
 
 @dataclass(slots=True, kw_only=True)
 class _Live:
-    """A request that has not ended: whose it is, its choices that still run, and its adapter's slot."""
+    """A request that has not ended: whose it is, its choices that still run, its adapter's slot, and the
+    route of its tokens."""
 
     client: bytes
     num_open: int
     slot: int
+    route: int | None
 
 
 class Service:
@@ -150,16 +152,17 @@ class Service:
                 )
             request = new_request(submit, self._clock.now())
             if submit.sampling.grammar is None:
-                self._add(client, request, submit.adapter)
+                self._add(client, request, submit)
             else:
-                self._compiling.add(client, request, submit.adapter)
+                self._compiling.add(client, request, submit)
         except Exception as error:
             self._fail(client, submit.id, error)
 
-    def _add(self, client: bytes, request: NewRequest, adapter: str) -> None:
-        request = seated(self._adapters, request, adapter)
+    def _add(self, client: bytes, request: NewRequest, submit: Submit) -> None:
+        request = seated(self._adapters, request, submit.adapter)
         self._loop.add(request)
-        self._live[request.id] = _Live(client=client, num_open=request.params.n, slot=request.adapter)
+        self._live[request.id] = _Live(client=client, num_open=request.params.n, slot=request.adapter,
+                                       route=submit.route)
         if self._adapters is not None:
             self._adapters.joined(request.adapter)
 
@@ -169,7 +172,7 @@ class Service:
             try:
                 if compiled.error is not None:
                     raise compiled.error
-                self._add(compiled.client, compiled.request, compiled.adapter)
+                self._add(compiled.client, compiled.request, compiled.submit)
             except Exception as error:
                 self._fail(compiled.client, compiled.request.id, error)
 
@@ -234,18 +237,18 @@ class Service:
     # ---- out
 
     def _step(self) -> None:
-        by_client: dict[bytes, list[News | Refused | Answer]] = defaultdict(list)
+        by_client: dict[bytes, Parcel] = defaultdict(Parcel)
         for output in self._loop.step():
             live = self._live[output.id]
-            by_client[live.client].append(news_of(output))
+            by_client[live.client].add(output, live.route)
             if output.finish is not None:
                 live.num_open -= 1
                 if not live.num_open:
                     del self._live[output.id]
                     if self._adapters is not None:
                         self._adapters.left(live.slot)
-        for client, news in by_client.items():
-            self._send(client, news)
+        for client, parcel in by_client.items():
+            self._send(client, parcel.messages)
 
     def _refuse(self, client: bytes, request: str, error: RequestError) -> None:
         refused = Refused(
@@ -253,7 +256,7 @@ class Service:
         )
         self._send(client, [refused])
 
-    def _send(self, client: bytes, messages: list[News | Refused | Answer]) -> None:
+    def _send(self, client: bytes, messages: Sequence[ToClient]) -> None:
         try:
             self._socket.send_multipart([client, self._encode(messages)], zmq.NOBLOCK)
         except zmq.ZMQError as error:

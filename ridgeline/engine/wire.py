@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.frontend.params import check_sampling, from_wire
-from ridgeline.frontend.protocol import Logprobs, News, Submit
+from ridgeline.frontend.protocol import Logprobs, News, Submit, ToClient, Tokens
 from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.schedule.request import NewRequest, Output
 
@@ -30,6 +30,33 @@ def news_of(output: Output) -> News:
         times_s=dict(output.times_s) or None,
         account=dict(output.account) or None,
     )
+
+
+class Parcel:
+    """What one client hears of a step, in order: runs of outputs that bring a token alone go as numbers."""
+
+    def __init__(self) -> None:
+        self.messages: list[ToClient] = []
+        self._run: Tokens | None = None
+
+    def add(self, output: Output, route: int | None) -> None:
+        """route: by which the output's request may get `Tokens`; None: it may not."""
+        if route is None or not _is_bare(output):
+            self._run = None
+            self.messages.append(news_of(output))
+            return
+        run = self._run
+        if run is None:
+            run = self._run = Tokens(routes=[], tokens=[])
+            self.messages.append(run)
+        run.routes.append(route + output.choice)
+        run.tokens.append(output.new_tokens[0])
+
+
+def _is_bare(output: Output) -> bool:
+    return (output.finish is None and len(output.new_tokens) == 1
+            and not (output.logprobs or output.prompt_logprobs or output.times_s or output.account)
+            and output.pooled is None and output.error is None)
 
 
 def _logprobs(row: RowLogprobs) -> Logprobs:

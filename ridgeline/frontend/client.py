@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,8 @@ from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, EngineDeadError, RequestError
 from ridgeline.base.logs import TEXT, LogStyle
-from ridgeline.frontend.inbox import AtOnce, Inbox
+from ridgeline.frontend.inbox import AtOnce
+from ridgeline.frontend.inboxes import Inboxes
 from ridgeline.frontend.params import to_wire
 from ridgeline.frontend.protocol import (
     Abort,
@@ -34,6 +35,7 @@ from ridgeline.frontend.protocol import (
     Submit,
     ToClient,
     ToEngine,
+    Tokens,
     UnloadAdapter,
 )
 from ridgeline.spec.sampling import SamplingParams
@@ -42,7 +44,6 @@ _LONGEST_SOCKET_PATH = 104  # bytes; the system keeps 108 with the end, some oth
 STALL_S = 120.0
 ENGINE = "ridgeline.engine"
 WATCH_S = 1.0
-TOLD_TOGETHER = 32  # requests
 
 
 def _socket_folder() -> str:
@@ -76,8 +77,7 @@ class EngineClient:
         self._at_hand: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same one, which never waits
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[ToClient]).decode
-        self._requests: dict[str, Inbox] = {}
-        self._fresh: dict[str, Inbox] = {}  # that got news, and have not been told
+        self._inboxes = Inboxes(self.abort)
         self._asks: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._dead: str | None = None
         self._gone = asyncio.Event()
@@ -184,15 +184,15 @@ class EngineClient:
         aborted; EngineDeadError when the engine is gone or stuck.
         """
         self._check_alive()
-        assert request_id not in self._requests, "ids are the caller's to keep apart"
-        inbox = self._requests[request_id] = Inbox(at_once)
         open_choices = set(range(max(1, params.n)))
+        inbox = self._inboxes.open(request_id, len(open_choices), at_once)
         try:
             self._send(
                 Submit(
                     id=request_id, prompt=list(prompt), sampling=to_wire(params), priority=priority,
                     cache_salt=cache_salt, tenant=tenant, adapter=adapter, arrived_s=arrived_s,
                     tokenised_s=self._clock.now(), predicted_output=predicted_output,
+                    route=inbox.routes[0],
                 )
             )  # fmt: skip
             while open_choices:
@@ -204,7 +204,7 @@ class EngineClient:
                         open_choices.discard(item.choice)
                     yield item
         finally:
-            del self._requests[request_id]
+            self._inboxes.close(inbox)
             if open_choices and self._dead is None:
                 self._send(Abort(id=request_id))
 
@@ -251,50 +251,40 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                frame: bytes | None = await self._socket.recv()
-                while frame is not None:  # all that is there: who is behind takes many steps at once
-                    for message in self._decode(frame):
-                        self._deliver(message)
-                    frame = self._waiting()
-                if self._fresh:
-                    self._moved_s = self._clock.now()
-                await self._tell()
+                frames = [await self._socket.recv(), *self._waiting()]
+                now_s = self._clock.now()
+                steps = [self._news(self._decode(frame)) for frame in frames]
+                if any(steps):
+                    self._moved_s = now_s
+                await self._inboxes.take(steps, now_s)
         except Exception as error:  # nobody would hear anything any more
             self._fail(f"what the engine sends cannot be read: {type(error).__name__}: {error}")
 
-    async def _tell(self) -> None:
-        """Whoever got news hears of it, some at a time: what the first write is sent before the last have
-        theirs, and whatever comes in, others have their turn."""
-        fresh, self._fresh = self._fresh, {}
-        for number, inbox in enumerate(fresh.values(), 1):
-            inbox.tell()
-            if number % TOLD_TOGETHER == 0:
-                await asyncio.sleep(0)
-        await asyncio.sleep(0)
+    def _waiting(self) -> Iterator[bytes]:
+        """Frames that are here already."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                yield self._at_hand.recv(zmq.DONTWAIT)
 
-    def _waiting(self) -> bytes | None:
-        """A frame that is here already."""
-        try:
-            return self._at_hand.recv(zmq.DONTWAIT)
-        except zmq.Again:
-            return None
+    def _news(self, messages: Sequence[ToClient]) -> list[News | Tokens]:
+        """The news among messages; what else there is, is told."""
+        news: list[News | Tokens] = []
+        for message in messages:
+            if isinstance(message, News | Tokens):
+                news.append(message)
+            else:
+                self._reply(message)
+        return news
 
-    def _deliver(self, message: ToClient) -> None:
-        inbox = self._requests.get(message.id)
-        if isinstance(message, News):
-            if inbox is not None:
-                self._fresh[message.id] = inbox
-                inbox.put(message)
-                if inbox.full:
-                    behind = RequestError("the reader is too far behind", code="reader_too_slow", status=408)
-                    inbox.fail(behind)
-                    self.abort(message.id)
-        elif isinstance(message, Answer):
-            if (future := self._asks.get(message.id)) is not None and not future.done():
-                future.set_result(message.info)
-        elif inbox is not None:
-            inbox.fail(_refusal(message))
-        elif (ask := self._asks.get(message.id)) is not None and not ask.done():
+    def _reply(self, message: Answer | Refused) -> None:
+        ask = self._asks.get(message.id)
+        if isinstance(message, Refused):
+            self._inboxes.fail(message.id, _refusal(message))
+        if ask is None or ask.done():
+            return
+        if isinstance(message, Answer):
+            ask.set_result(message.info)
+        else:
             ask.set_exception(_refusal(message))
 
     # ---- its death
@@ -305,8 +295,7 @@ class EngineClient:
             return
         self._dead = reason
         self._gone.set()
-        for inbox in self._requests.values():
-            inbox.fail(EngineDeadError(reason))
+        self._inboxes.fail_all(EngineDeadError(reason))
         for future in self._asks.values():
             if not future.done():
                 future.set_exception(EngineDeadError(reason))
@@ -327,7 +316,7 @@ class EngineClient:
         """Ask for the count of steps while something waits; a count that stands still is a stuck engine."""
         while self._dead is None:
             await asyncio.sleep(min(WATCH_S, self._stall_s / 4))
-            if not self._requests:
+            if not self._inboxes:
                 self._moved_s = self._clock.now()
                 continue
             with contextlib.suppress(TimeoutError, EngineDeadError):
@@ -335,7 +324,7 @@ class EngineClient:
                 if stats["num_steps"] != self._num_steps:
                     self._num_steps, self._moved_s = stats["num_steps"], self._clock.now()
             still_s = self._clock.now() - self._moved_s
-            if self._requests and still_s > self._stall_s:
+            if self._inboxes and still_s > self._stall_s:
                 self._fail(f"no step has finished for {still_s:.0f} s although work is waiting")
                 if self._process is not None:
                     self._process.kill()

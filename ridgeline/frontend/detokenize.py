@@ -15,16 +15,25 @@ class Detokenizer:
     and decoded at once, but for a character that is cut off at the end.
     """
 
-    __slots__ = ("_bytes", "_decode", "_skipped")
+    __slots__ = ("_bytes", "_decode", "_is_whole", "_pending", "_skipped", "_texts")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._bytes = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._decode = _utf8_decoder("replace").decode
+        self._texts = tokenizer.whole_texts(skip_special)
+        self._is_whole = True  # no character has begun
+        decoder = _utf8_decoder("replace")
+        self._decode, self._pending = decoder.decode, decoder.getstate
 
     def feed(self, token: int) -> str:
         """The text that this token completes, often one word, sometimes nothing."""
-        return "" if token in self._skipped else self._decode(self._bytes(token))
+        if self._is_whole and (known := self._texts.get(token)) is not None:
+            return known
+        text = "" if token in self._skipped else self._decode(self._bytes(token))
+        was_whole, self._is_whole = self._is_whole, not self._pending()[0]
+        if was_whole and self._is_whole:
+            self._texts[token] = text
+        return text
 
     def shows(self, token: int) -> bool:
         """False for a control token that leaves no trace in the text."""

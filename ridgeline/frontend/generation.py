@@ -39,7 +39,7 @@ class LogprobEntry(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one piece of news adds to a choice.
 
     text: certain text. token_ids: tokens that count, the end id included. entries: log-probabilities of the
@@ -94,6 +94,8 @@ class Choice:
         self._params = params
         self._tokenizer = tokenizer
         self._text = _TextSide(tokenizer, params) if tokenizer is not None and params.detokenize else None
+        is_plain = not params.stop and params.logprobs is None
+        self._plain = self._text.detokenizer if self._text is not None and is_plain else None
 
     @property
     def text(self) -> str:
@@ -110,12 +112,30 @@ class Choice:
     def feed(self, news: News) -> Delta:
         """Take the next news of this choice. After the end only the engine's closing account is noted."""
         self.last_news = news
-        self.engine_done = self.engine_done or news.finish is not None
+        if news.finish is not None:
+            self.engine_done = True
+        elif self._plain is not None and self.finish is None:
+            return Delta(text=self.more(news.new_tokens), token_ids=news.new_tokens)
         if self.finish is not None:
             return _NOTHING
         if self._text is None:
             return self._take_tokens(news)
         return self._take_text(news, self._text)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its text is all that its tokens bring, and nothing but the engine ends it."""
+        return self._plain is not None
+
+    def more(self, tokens: Sequence[int]) -> str:
+        """As `feed` of tokens alone, for a plain choice that has not ended: the text that they add."""
+        assert self._plain is not None
+        feed = self._plain.feed
+        text = feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
+        if text:
+            self._parts.append(text)
+        self.token_ids += tokens
+        return text
 
     def _stop_token(self, news: News) -> int | None:
         """The one of stop_token_ids that ended the text; the model's own end is no reason to tell."""
@@ -135,8 +155,6 @@ class Choice:
         )
 
     def _take_text(self, news: News, side: "_TextSide") -> Delta:
-        if side.plain and news.finish is None and not news.logprobs:
-            return self._take_plain(news.new_tokens, side)
         tokens, count = news.new_tokens, len(news.new_tokens)
         ends_at = count - 1 if news.finish == "stop" and not self._params.include_stop_str_in_output else None
         pieces: list[str] = []
@@ -173,13 +191,6 @@ class Choice:
             abort_keep=keep,
         )
 
-    def _take_plain(self, tokens: Sequence[int], side: "_TextSide") -> Delta:
-        """The common news: tokens in the middle of a text that nothing but the engine ends."""
-        text = side.feed_plain(tokens)
-        if text:
-            self._parts.append(text)
-        self.token_ids += tokens
-        return Delta(text=text, token_ids=tokens)
 
 
 class _TextSide:
@@ -187,20 +198,11 @@ class _TextSide:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
+        self.detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._stops = StopFinder(params.stop, include=params.include_stop_str_in_output)
         self._decoded = 0  # characters out of the detokenizer
         self._released = 0  # characters given on
         self._held: list[LogprobEntry] = []
-        self.plain = not params.stop
-
-    def feed_plain(self, tokens: Sequence[int]) -> str:
-        """Tokens without log-probabilities, when there are no stop strings."""
-        feed = self._detokenizer.feed
-        text = feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
-        self._decoded += len(text)
-        self._released += len(text)
-        return text
 
     def feed(
         self, token: int, logprobs: Logprobs | None, *, hidden: bool, armed: bool
@@ -208,9 +210,9 @@ class _TextSide:
         """One token. hidden: it ended the text and is no part of it."""
         if hidden:
             return "", None
-        if logprobs is not None and self._detokenizer.shows(token):
+        if logprobs is not None and self.detokenizer.shows(token):
             self._held.append(describe(logprobs, self._tokenizer, offset=self._decoded))
-        return self._advance(self._detokenizer.feed(token), armed=armed)
+        return self._advance(self.detokenizer.feed(token), armed=armed)
 
     def end(self) -> str:
         """No more tokens: the text held back for a stop string that did not come."""
@@ -256,10 +258,11 @@ class Generation:
 
     def feed(self, news: News) -> Delta:
         """Take news of any choice."""
-        self.num_prompt = news.num_prompt or self.num_prompt
-        if news.choice == 0:
-            self.num_cached = news.num_cached
-        self.prompt_logprobs += news.prompt_logprobs
+        if news.num_prompt:
+            self.num_prompt = news.num_prompt
+            if news.choice == 0:
+                self.num_cached = news.num_cached
+            self.prompt_logprobs += news.prompt_logprobs
         return self.choices[news.choice].feed(news)
 
     @property

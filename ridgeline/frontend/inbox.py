@@ -10,17 +10,19 @@ from ridgeline.frontend.protocol import News
 
 MOST_BEHIND = 4096  # news that wait; a reader further behind is given up
 Item = News | Exception
-AtOnce = Callable[[News], bool]
+AtOnce = Callable[[int, Sequence[int], float], bool]  # choice, its tokens, when they came: True when taken
 
 
 class Inbox:
     """News in the order in which they were put, then perhaps a failure, which is the last.
 
-    at_once: offered news that closes no choice, while the reader waits and all before was taken; True: it
-    has it, and the reader sleeps on. What it raises, the reader hears as a failure.
+    request_id, routes: whose, and the routes of its choices. at_once: offered tokens that come alone while
+    the reader waits and all before was taken; what it takes, the reader sleeps through. What it raises, the
+    reader hears as a failure.
     """
 
-    def __init__(self, at_once: AtOnce | None = None) -> None:
+    def __init__(self, request_id: str, routes: Sequence[int], at_once: AtOnce | None = None) -> None:
+        self.request_id, self.routes = request_id, routes
         self._at_once = at_once
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -28,7 +30,18 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        return len(self._items) >= MOST_BEHIND
+        return len(self._items) >= MOST_BEHIND and not self._over
+
+    def hand(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
+        """Offer tokens of a choice to at_once, past everything here. False: they were not taken."""
+        at_once, waiter = self._at_once, self._waiter
+        if at_once is None or waiter is None or self._items or waiter.done():
+            return False
+        try:
+            return at_once(choice, tokens, now_s)
+        except Exception as error:
+            self.fail(error)
+            return True
 
     def put(self, news: News) -> None:
         """Dropped after a failure."""
@@ -40,29 +53,28 @@ class Inbox:
         if not self._over:
             self._over = True
             self._items.append(error)
-            self.tell()
+            self._wake()
 
-    def tell(self) -> None:
+    def tell(self, now_s: float) -> None:
         """After `put`: the reader, or at_once in its place, takes what waits."""
-        waiter = self._waiter
-        if waiter is None or waiter.done() or not self._items:  # done: a reader that is being cancelled
+        if not self._is_awaited:
             return
-        if self._at_once is not None:
-            self._offer(self._at_once)
-        if self._items:
-            waiter.set_result(None)
+        items, self._items = self._items, []
+        rest = items if len(items) == 1 else _by_choice(items)
+        for number, item in enumerate(rest):
+            if not (isinstance(item, News) and item.is_bare
+                    and self.hand(item.choice, item.new_tokens, now_s)):
+                self._items = [*rest[number:], *self._items]  # what breaks in it comes last
+                break
+        self._wake()
 
-    def _offer(self, at_once: AtOnce) -> None:
-        items = self._items if len(self._items) == 1 else _by_choice(self._items)
-        num_taken = 0
-        try:
-            for item in items:
-                if isinstance(item, Exception) or item.finish is not None or not at_once(item):
-                    break
-                num_taken += 1
-            self._items = items[num_taken:]
-        except Exception as error:
-            self._items, self._over = [error], True
+    @property
+    def _is_awaited(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()  # done: a reader that is being cancelled
+
+    def _wake(self) -> None:
+        if self._items and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> Sequence[Item]:
         """All that waits, one for each choice; waits for the first."""
@@ -89,8 +101,11 @@ def joined(news: Sequence[News]) -> News:
     last = news[-1]
     if len(news) == 1:
         return last
+    whole = next((one for one in reversed(news) if one.num_prompt), last)
     return msgspec.structs.replace(
         last,
+        num_prompt=whole.num_prompt,
+        num_cached=whole.num_cached,
         new_tokens=[token for one in news for token in one.new_tokens],
         logprobs=[entry for one in news for entry in one.logprobs],
         prompt_logprobs=[entry for one in news for entry in one.prompt_logprobs],

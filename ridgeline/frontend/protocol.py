@@ -1,7 +1,8 @@
 """Messages across the process border (msgspec, tagged), client -> engine and engine -> client. Torch-free.
 
 Sockets: the engine binds one ROUTER (ipc); each client connects a DEALER. A frame is one msgpack-encoded
-union value, or a list of them: the engine sends all news of a step for one client as one frame.
+union value, or a list of them: the engine sends all news of a step for one client as one frame, those that
+bring a token alone as two lists of numbers.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. prompt: token ids. adapter: its name, "" for the base model. arrived_s, tokenised_s:
     when the server took it, and when its tokens were ready, on the machine's monotonic clock; None: now.
-    predicted_output: tokens that its caller expects of an answer."""
+    predicted_output: tokens that its caller expects of an answer. route: the sender's number for its first
+    choice, and one more for each after it, by which `Tokens` may come; None: only `News` may."""
 
     id: str
     prompt: list[int]
@@ -52,6 +54,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     arrived_s: float | None = None
     tokenised_s: float | None = None
     predicted_output: int | None = None
+    route: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -94,10 +97,18 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True):
-    """One choice's news of a step, as schedule.request.Output; most bring a token alone, so that what is not
-    there must cost nothing. finish: stop, length, abort, error or None. pooled: the vector that was asked
-    for, float32 of this machine's byte order."""
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Choices, by their routes, that got a token each and have nothing else to tell: most of what a step
+    says."""
+
+    routes: list[int]
+    tokens: list[int]
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=True, gc=False):
+    """One choice's news of a step, as schedule.request.Output. finish: stop, length, abort, error or None.
+    pooled: the vector that was asked for, float32 of this machine's byte order. What came as `Tokens` has
+    new_tokens alone; the first news of a choice and its last are always whole."""
 
     id: str
     choice: int = 0
@@ -113,6 +124,11 @@ class News(msgspec.Struct, frozen=True, kw_only=True, tag="news", omit_defaults=
     num_output: int = 0
     times_s: dict[str, float] | None = None
     account: dict[str, float | int | str] | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it brings tokens and nothing else."""
+        return not (self.finish or self.times_s or self.logprobs or self.prompt_logprobs or self.pooled)
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -134,4 +150,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
 
 ToEngine = Submit | Abort | Ask | LoadAdapter | UnloadAdapter
-ToClient = News | Refused | Answer
+ToClient = News | Tokens | Refused | Answer

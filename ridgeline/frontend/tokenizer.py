@@ -59,6 +59,7 @@ class Tokenizer:
         )
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._prefix, self._suffix = self._ends(add_bos)
+        self._whole_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def _id_of(self, spelling: str | None) -> int | None:
         return None if spelling is None else self._backend.token_to_id(spelling)
@@ -168,6 +169,11 @@ class Tokenizer:
             return self._added[token].content.encode()
         piece = self._backend.id_to_token(token)
         return b"" if piece is None else self._spelling(piece)
+
+    def whole_texts(self, skip_special: bool) -> dict[int, str]:
+        """What tokens that begin and end between characters add to a text, as far as detokenizers have found
+        by now: theirs to read and to fill."""
+        return self._whole_texts[skip_special]
 
     def token_text(self, token: int) -> str:
         """A token as readable text; one that is not whole characters reads bytes:\\xf0\\x9f, as at OpenAI."""

@@ -146,7 +146,7 @@ def _add_responses(app: FastAPI, api: OpenAI) -> None:
 
     @app.post("/v1/responses/{response_id}/cancel", tags=["generate"])
     async def cancel_response(request: Request, response_id: str) -> Response:
-        """End a response that is being streamed."""
+        """End a response that is being streamed, or made in the background."""
         return _json(responses.cancel(response_id, request.scope["caller"]))
 
     @app.delete("/v1/responses/{response_id}", tags=["generate"])

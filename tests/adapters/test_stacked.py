@@ -55,7 +55,8 @@ def test_as_a_cpu_adds_it(made: list[Adapter]) -> None:
     for fill in ((0, 1, 2), (2, None, 1), (1, 0, 0)):
         for slot, which in enumerate(fill, 1):
             for slots in (ours, plain):
-                slots.put(slot, None if which is None else made[which])
+                adapter = None if which is None else made[which]
+                slots.put(slot, slots.ready(adapter) if adapter is not None and slot < 3 else adapter)
         held = [0, *(slot for slot, which in enumerate(fill, 1) if which is not None)]
         order = [held[(7 * i) % len(held)] for i in range(11)]
         x = {name: torch.randn(11, seat.columns, generator=random) for name, seat in shapes.items()}

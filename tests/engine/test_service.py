@@ -7,15 +7,19 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 
 from ridgeline.base.errors import EngineDeadError, RequestError
+from ridgeline.engine.wire import Parcel, news_of
 from ridgeline.frontend.client import EngineClient
 from ridgeline.frontend.inbox import MOST_BEHIND
-from ridgeline.frontend.protocol import Abort, News, Submit
+from ridgeline.frontend.protocol import Abort, News, Submit, Tokens
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.plan import RowLogprobs
+from ridgeline.schedule.request import Finish, Output
 from ridgeline.spec.sampling import SamplingParams
 from tests.engine.serve import fake_loop, service_over
 from tests.helpers_schedule import expected
@@ -115,7 +119,7 @@ def test_a_reader_that_is_far_behind_is_given_up() -> None:
             stream = client.submit("slow", PROMPT, LONG)
             await anext(stream)
             for _ in range(MOST_BEHIND):
-                client._deliver(News(id="slow", new_tokens=[5]))
+                await client._inboxes.take([[News(id="slow", new_tokens=[5])]], 0.0)
             assert (await idle(client))["finished"].get("abort") == 1
             kept = await anext(stream)
             while len(kept.new_tokens) < MOST_BEHIND:
@@ -279,3 +283,24 @@ def test_shutdown_ends_what_runs() -> None:
             assert [news async for news in stream][-1].finish == "abort"
 
     run(work, fake_loop(before_step=lambda plan: time.sleep(0.002)))
+
+
+def test_tokens_alone_go_as_numbers() -> None:
+    """In order, whatever stands between; all else, and all of a request without a route, as whole news."""
+
+    def output(token: int, choice: int = 0, **fields: Any) -> Output:
+        return Output("r", choice, (token,), 2, 3, **fields)
+
+    scored = RowLogprobs(token_ids=np.array([7]), logprobs=np.array([-1.0], np.float32), rank=0)
+    whole = [output(5, times_s={"first_token": 1.0}), output(6, finish=Finish.STOP, account={"late": 1}),
+             output(7, logprobs=(scored,)), Output("r", 0, (8, 9)),
+             output(8, pooled=np.ones(2, np.float32))]  # fmt: skip
+    parcel = Parcel()
+    for one in (output(1), output(2, choice=2), *whole, output(3)):
+        parcel.add(one, 40)
+    first, *rest, last = parcel.messages
+    assert first == Tokens(routes=[40, 42], tokens=[1, 2]) and last == Tokens(routes=[40], tokens=[3])
+    assert rest == [news_of(one) for one in whole]
+    parcel = Parcel()
+    parcel.add(output(1), None)
+    assert parcel.messages == [news_of(output(1))]

@@ -168,6 +168,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # past all that must end
     with TemporaryDirectory() as name:
         folder = Path(name)
         with served(folder, args.streams) as (pid, port, times, event), \

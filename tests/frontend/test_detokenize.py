@@ -36,7 +36,9 @@ def test_any_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer, ids: list[i
         kept = [token for token in ids if not (skip and token in tokenizer.special_ids)]
         raw = b"".join(map(tokenizer.token_bytes, kept))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        assert "".join(pieces(tokenizer, ids, skip_special=skip)) == decoder.decode(raw)
+        text = decoder.decode(raw)
+        for _ in range(2):  # what tokens are is found by the first, and known to the second
+            assert "".join(pieces(tokenizer, ids, skip_special=skip)) == text
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,6 +1,7 @@
 """What waits for a reader comes in order and all at once; a reader that goes away breaks nobody."""
 
 import asyncio
+from collections.abc import Sequence
 
 from ridgeline.frontend.inbox import MOST_BEHIND, Inbox
 from ridgeline.frontend.protocol import Logprobs, News
@@ -14,11 +15,11 @@ def _news(number: int, choice: int = 0, **fields: object) -> News:
 
 def test_what_waits_is_joined_by_choice() -> None:
     async def work() -> None:
-        inbox = Inbox()
+        inbox = Inbox("r", (0, 1))
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         inbox.put(_news(1, times_s={"first_token": 1.0}))
-        inbox.tell()
+        inbox.tell(0.0)
         assert await reader == [_news(1, times_s={"first_token": 1.0})], "alone it stays as it is"
         failure = ValueError("over")
         for number, choice in ((2, 0), (2, 1), (3, 0)):
@@ -39,12 +40,12 @@ def test_what_waits_is_joined_by_choice() -> None:
 
 def test_a_reader_that_is_being_cancelled_is_not_woken() -> None:
     async def work() -> None:
-        inbox = Inbox()
+        inbox = Inbox("r", (0, 1))
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         reader.cancel()
         inbox.put(_news(1))
-        inbox.tell()
+        inbox.tell(0.0)
         await asyncio.gather(reader, return_exceptions=True)
         assert reader.cancelled() and await inbox.take() == [_news(1)]
 
@@ -52,58 +53,82 @@ def test_a_reader_that_is_being_cancelled_is_not_woken() -> None:
 
 
 def test_it_says_when_it_is_full() -> None:
-    inbox = Inbox()
+    inbox = Inbox("r", (0, 1))
     for number in range(MOST_BEHIND):
         assert not inbox.full
         inbox.put(_news(number))
     assert inbox.full
 
 
+def _tokens(*numbers: int) -> News:
+    return News(id="r", new_tokens=numbers)
+
+
 def test_at_once_has_what_the_reader_waits_for() -> None:
-    """News of many steps as one; an end, what it will not have and all after that are the reader's."""
-    had: list[News] = []
+    """Tokens of many steps as one; an end, what it will not have and all after that are the reader's."""
+    had: list[tuple[int, list[int], float]] = []
     open_for = [True]
 
-    def at_once(news: News) -> bool:
+    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
         if open_for[0]:
-            had.append(news)
+            had.append((choice, list(tokens), now_s))
         return open_for[0]
 
     async def work() -> None:
-        inbox = Inbox(at_once)
-        inbox.put(_news(1))
-        inbox.tell()
-        assert await inbox.take() == [_news(1)] and not had, "nobody waited"
+        inbox = Inbox("r", (0, 1), at_once)
+        assert not inbox.hand(0, (1,), 1.0), "nobody waits"
+        inbox.put(_tokens(1))
+        inbox.tell(1.0)
+        assert await inbox.take() == [_tokens(1)] and not had
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
+        assert inbox.hand(1, (7,), 2.0)
         for number in (2, 3):
-            inbox.put(_news(number))
-        inbox.tell()
-        assert [list(news.new_tokens) for news in had] == [[2, 3]] and not reader.done()
+            inbox.put(_tokens(number))
+        assert not inbox.hand(0, (4,), 3.0), "some wait before it"
+        inbox.tell(3.0)
+        assert had == [(1, [7], 2.0), (0, [2, 3], 3.0)] and not reader.done()
         open_for[0] = False
-        inbox.put(_news(4))
-        inbox.tell()
+        inbox.put(_tokens(4))
+        inbox.tell(4.0)
         open_for[0] = True
-        inbox.put(_news(5, finish="length"))
-        inbox.tell()
+        inbox.put(News(id="r", new_tokens=[5], finish="length"))
+        inbox.tell(5.0)
         (last,) = await reader
-        assert isinstance(last, News) and list(last.new_tokens) == [4, 5] and len(had) == 1
+        assert isinstance(last, News) and list(last.new_tokens) == [4, 5] and len(had) == 2
+
+    asyncio.run(work())
+
+
+def test_more_than_tokens_is_the_reader_s() -> None:
+    async def work() -> None:
+        inbox = Inbox("r", (0,), lambda choice, tokens, now_s: True)
+        reader = asyncio.create_task(inbox.take())
+        await asyncio.sleep(0)
+        inbox.put(_news(1))
+        inbox.tell(0.0)
+        assert await reader == [_news(1)], "its log-probabilities have no other way"
 
     asyncio.run(work())
 
 
 def test_what_at_once_raises_is_the_reader_s() -> None:
-    def at_once(news: News) -> bool:
+    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
         raise ValueError("cannot be written")
 
-    async def work() -> None:
-        inbox = Inbox(at_once)
+    async def work(*, waits: bool) -> None:
+        inbox = Inbox("r", (0, 1), at_once)
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
-        inbox.put(_news(1))
-        inbox.tell()
-        inbox.put(_news(2))
-        (failure,) = await reader
+        if waits:
+            inbox.put(_tokens(1))
+            inbox.put(News(id="r", choice=1, new_tokens=(1,)))
+            inbox.tell(0.0)
+        else:
+            assert inbox.hand(0, (1,), 0.0)
+        inbox.put(_tokens(2))
+        *_, failure = await reader
         assert isinstance(failure, ValueError)
 
-    asyncio.run(work())
+    asyncio.run(work(waits=False))
+    asyncio.run(work(waits=True))

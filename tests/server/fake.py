@@ -110,7 +110,8 @@ class FakeEngine:
                 await self.gate.wait()
             for news in self._script(request_id, list(prompt), params):
                 await asyncio.sleep(0)
-                if at_once is None or news.finish is not None or not at_once(news):
+                offered = at_once if news.is_bare else None
+                if offered is None or not offered(news.choice, news.new_tokens, WallClock().now()):
                     yield news
         finally:
             self.open.discard(request_id)

@@ -4,6 +4,7 @@ events, the bound of the store and the refusals.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,6 +12,7 @@ import jsonschema
 import openai
 import pytest
 
+from ridgeline.api.background import MOST_AT_WORK
 from ridgeline.api.caller import Caller
 from ridgeline.api.responses import Responses
 from ridgeline.api.responses_store import ResponseStore, Stored
@@ -198,7 +200,7 @@ async def test_events_are_bounded_and_end_with_their_request() -> None:
 
 
 @pytest.mark.parametrize("fields, param", [
-    ({"background": True}, "background"), ({"max_tokens": 4}, "max_tokens"),
+    ({"background": True, "store": False}, "background"), ({"max_tokens": 4}, "max_tokens"),
     ({"truncation": "auto"}, "truncation"),
     ({"input": []}, "input"), ({"conversation": "c"}, "conversation"), ({"include": ["x"]}, "include"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"top_logprobs": 2}, "top_logprobs"),
@@ -273,3 +275,77 @@ def test_a_stream_is_seen_and_cancelled_from_beside(server: Server) -> None:
         client.cancel(identity)
     rest = list(client.retrieve(identity, stream=True, starting_after=2))
     assert rest == events[3:], "what was told is told again"
+
+
+def test_openais_client_comes_back_for_a_response(server: Server) -> None:
+    """Made in the background: there at once, polled to its end, followed, and ended from beside."""
+    client = server.openai().responses
+    asked = client.create(model=M, input="Say hi.", background=True, max_output_tokens=8, temperature=0)
+    assert asked.status in ("queued", "in_progress") and asked.background
+    while asked.status in ("queued", "in_progress"):
+        time.sleep(0.02)
+        asked = client.retrieve(asked.id)
+    plain = client.create(model=M, input="Say hi.", max_output_tokens=8, temperature=0)
+    assert asked.output_text == plain.output_text and asked.status == plain.status
+    longer: dict[str, Any] = {"background": True, "stream": True, "max_output_tokens": 1500}
+    with client.create(model=M, input="Count.", **longer) as stream:
+        first = next(iter(stream))
+        assert first.type == "response.created"
+    with client.retrieve(first.response.id, stream=True, starting_after=0) as rest:
+        told: list[Any] = []
+        for event in rest:
+            told.append(event)
+            if len(told) == 3:
+                assert client.cancel(first.response.id).status == "cancelled"
+    assert [event.sequence_number for event in told] == list(range(1, len(told) + 1))
+    assert told[-1].response.status == "cancelled"
+    assert client.retrieve(first.response.id).status == "cancelled"
+
+
+async def _ended(responses: Responses, identity: str) -> Any:
+    async with asyncio.timeout(5):
+        while True:
+            found = json.loads(responses.retrieve(identity, Caller()))
+            if found["status"] not in ("queued", "in_progress"):
+                return found
+            await asyncio.sleep(0)
+
+
+async def test_a_background_response_is_there_before_its_first_token() -> None:
+    """Queued, and its events can be waited for; as the same one asked for plainly; and so many of a key."""
+    api, engine = fake_api("hello there")
+    responses = Responses(api)
+    whole = await _whole(responses, max_output_tokens=5)
+    engine.gate = asyncio.Event()
+    asked = await _whole(responses, background=True, max_output_tokens=5)
+    assert (asked["status"], asked["output"], asked["background"]) == ("queued", [], True)
+    followed = responses.follow(asked["id"], Caller())
+    for _ in range(MOST_AT_WORK - 1):
+        await _whole(responses, background=True)
+    with pytest.raises(RequestError) as refusal:
+        await _whole(responses, background=True)
+    assert refusal.value.status == 429 and refusal.value.code == "too_many_responses"
+    engine.gate.set()
+    ended = await _ended(responses, asked["id"])
+    assert _same(ended | {"background": False}) == _same(whole)
+    told = _parsed(b"".join([part async for part in followed]))
+    assert told[0]["type"] == "response.created" and told[-1]["response"]["id"] == asked["id"]
+    async with asyncio.timeout(5):
+        while api.admission.num_active:
+            await asyncio.sleep(0)
+    again = await _whole(responses, background=True, previous_response_id=asked["id"])
+    assert (await _ended(responses, again["id"]))["status"] == "completed"
+
+
+async def test_a_background_response_that_cannot_be_is_refused_or_failed() -> None:
+    """By a refusal before it exists; once it exists, its status says so."""
+    api, engine = fake_api()
+    responses = Responses(api)
+    with pytest.raises(RequestError, match="does not exist"):
+        await _whole(responses, background=True, model="other")
+    engine.refuse = RequestError("never fits", code="too_large")
+    asked = await _whole(responses, background=True)
+    ended = await _ended(responses, asked["id"])
+    assert ended["status"] == "failed" and ended["error"]["code"] == "too_large"
+    (event,) = _parsed(b"".join([part async for part in responses.follow(asked["id"], Caller())]))
+    assert event["type"] == "response.failed"
