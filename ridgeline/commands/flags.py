@@ -242,7 +242,8 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine's part of the parsed flags. ConfigError for one that would have no effect."""
-    config = EngineConfig(**{f.name: getattr(args, f.name) for f in fields(EngineConfig)})
+    given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
+    config = EngineConfig(**given | {"lora": tuple(args.lora)})
     if config.trace_texts and config.trace_file is None:
         raise ConfigError("--trace-texts does nothing alone: say where to by --trace-file")
     if config.speculate is None and config.speculate_max != EngineConfig().speculate_max:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.cli import build_parser, main
 from ridgeline.commands.flags import engine_config
@@ -113,6 +114,7 @@ def test_flags_become_the_engines_settings() -> None:
     )
     assert not config.prefix_caching and not config.cache and not config.progress and config.threads == 3
     assert config.hf_overrides == {"rope_scaling": None}
+    assert engine_config(build_parser().parse_args(["serve"])) == EngineConfig(), "doctor tells these"
 
 
 @pytest.mark.parametrize(
