@@ -65,7 +65,7 @@ class Runs:
 class ContiguousManager:
     """kv.interface.Manager over runs of pages. Misuse is an AssertionError, as with KVManager."""
 
-    grows = follows = False
+    grows, follows = False, True
 
     def __init__(self, layout: CacheLayout, num_pages: int, *, reserve_tokens: int | None = None) -> None:
         """num_pages counts the null page. reserve_tokens: what every sequence gets room for (the context);

@@ -17,8 +17,9 @@ from ridgeline.kv.interface import Manager
 from ridgeline.schedule.book import Book
 from ridgeline.schedule.course import Begun, Course, Future, Landed, Seconds
 from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.memory import Memory
 from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, StepPlan, StepResult
-from ridgeline.schedule.policies.policy import Policy
+from ridgeline.schedule.policies.policy import LOOK, Policy
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
 from ridgeline.schedule.take import note_step
@@ -43,11 +44,12 @@ def decodes_plan(step: int, taken: Taken) -> StepPlan:
 class Leaper:
     """Finds how far a leap may go, and takes it."""
 
-    def __init__(self, *, rows: Rows, book: Book, manager: Manager, policy: Policy,
+    def __init__(self, *, rows: Rows, book: Book, memory: Memory, manager: Manager, policy: Policy,
                  capacity: Capacity) -> None:
         layout = capacity.layout
         self._rows = rows
         self._book = book
+        self._memory = memory
         self._manager = manager
         self._policy = policy
         self._block_tokens = layout.block_tokens
@@ -58,7 +60,7 @@ class Leaper:
     def course(self, begun: Begun) -> Course | None:
         """Where a leap can go, None where it cannot start."""
         rows, depth = self._rows, len(begun)
-        if not begun or not rows.num_running or (self._book.num_waiting and not self._stuck()):
+        if not begun or not rows.num_running or (stuck := self._stuck()) <= 0:
             return None
         row = (rows.number >= 0).nonzero()[0]
         scheduled, in_flight, end = rows.scheduled[row], rows.in_flight[row], rows.end[row]
@@ -75,7 +77,7 @@ class Leaper:
             return None
         stop, most = last + 1 + feeds, self._most(row, scheduled, feeds)
         if self._book.num_waiting:
-            most = min(most, int(stop.min()) - 1)
+            most = min(most, stuck, int(stop.min()) - 1)
         return Course(row=row, request=rows.number[row], scheduled=scheduled, last=last, feeds=feeds,
                       late=late, stop=stop, most=most)
 
@@ -92,14 +94,23 @@ class Leaper:
             most = max(most, int(np.where(feeds > room, room, NO_MARK).min()))
         return most
 
-    def _stuck(self) -> bool:
-        """Whether those who wait do so for a row, and the plan before has found them so."""
+    def _stuck(self) -> int:
+        """For how many plans all who wait do so for a row, or those who are tried for pages, as the plan
+        before has found them; not positive where one may start."""
         book = self._book
-        if self._rows.num_free or len(book.queue) < book.num_waiting:
-            return False
+        if not book.num_waiting:
+            return NO_MARK
+        if len(book.queue) < book.num_waiting:
+            return 0
         first, last = book.queue.first, book.running.last
-        return book.waits.stands(first, Wait.ROWS) and (
-            last.order < first.order or not self._policy.outranks(first, last))
+        if first.order < last.order and self._policy.outranks(first, last):
+            return 0
+        if not self._rows.num_free:
+            return NO_MARK if book.waits.stands(first, Wait.ROWS) else 0
+        alike = self._policy.lines_up and (self._plain or not self._manager.grows)  # no page is dropped
+        if not alike or not book.waits.stands(first, Wait.PAGES):
+            return 0
+        return self._memory.plans_without(book.queue.head(LOOK))
 
     def result(self, plan: StepPlan, course: Course, future: Future, place: int) -> StepResult:
         """What the future says of a plan in flight, the place-th."""

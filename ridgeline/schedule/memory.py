@@ -13,6 +13,8 @@ of a request changes at the most while it waits (`admit`). When it has ended, th
 ends.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -166,6 +168,15 @@ class Memory:
         self._num_plans += num_plans
 
     # ---- requests that wait
+
+    def plans_without(self, requests: Iterable[Request]) -> int:
+        """How many plans will find no room for these, while those that run go on and take more pages: 0 where
+        the next may."""
+        if self._starved or self._manager.num_pending_pages or not self._book.running \
+                or self._room() > self._refused_room \
+                or not all(request.number in self._refused for request in requests):
+            return 0
+        return self._refused_plan + self._block_tokens - 1 - self._num_plans
 
     def open(self, request: Request, left: int) -> tuple[int, int]:
         """(tokens found in the cache, tokens to compute now, at most left) with pages for both; or (0, 0) and

@@ -91,8 +91,8 @@ class Scheduler:
         self._taker = Taker(rows=self._rows, book=self._book, size=self._size)
         self._policy = policy
         self._held = 0
-        self._leaper = Leaper(rows=self._rows, book=self._book, manager=manager, policy=policy,
-                              capacity=capacity)
+        self._leaper = Leaper(rows=self._rows, book=self._book, memory=self._memory, manager=manager,
+                              policy=policy, capacity=capacity)
         self._next_step = 0
         self._begun: deque[tuple[int, Taken]] = deque()
         self._committed = -1

@@ -2,15 +2,19 @@
 what is free in pieces too small, and how many requests fit."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ridgeline.base.trace import Record, StepRecord
-from ridgeline.kv.interface import Manager
+import numpy as np
+
+from ridgeline.base.errors import RequestError
 from ridgeline.sim.node import Machine, Node, Serving
-from ridgeline.sim.run import Clients
+from ridgeline.sim.outcome import Meter
+from ridgeline.sim.run import request_of
 from ridgeline.workload.offered import Workload
 
 SHARE = 0.25
+LOOK = 64  # steps of one decode, as their floor says: some twenty of a full machine's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,39 +32,27 @@ class MemoryUse:
     most_residents: int
 
 
-class _Sampler:
-    """A trace that looks at the cache's memory after each step."""
-
-    def __init__(self) -> None:
-        self.manager: Manager | None = None
-        self.seconds = 0.0
-        self.sums = dict.fromkeys(("used", "internal", "external", "free", "residents"), 0.0)
-        self.most = 0
-
-    def add(self, record: Record) -> None:
-        if not isinstance(record, StepRecord) or self.manager is None:
-            return
-        now, took_s = self.manager.fragmentation(), record.measured_s
-        self.seconds += took_s
-        self.most = max(self.most, now.num_residents)
-        for name, value in (("used", now.used_bytes), ("internal", now.internal_bytes),
-                            ("external", now.external_bytes), ("free", now.free_bytes - now.external_bytes)):
-            self.sums[name] += took_s * value / now.capacity_bytes
-        self.sums["residents"] += took_s * now.num_residents
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 def memory_use(name: str, machine: Machine, serving: Serving, workload: Workload) -> MemoryUse:
-    """One engine under a workload."""
-    sampler = _Sampler()
-    node = Node(machine, serving, sampler)
-    sampler.manager = node.manager
-    Clients(node, workload, machine.capacity.vocab_size).run()
-    mean = {of: value / sampler.seconds if sampler.seconds else 0.0 for of, value in sampler.sums.items()}
+    """One engine under a workload that is all there at once. The memory is looked at every LOOK decode steps,
+    so that steps in between can be leapt over."""
+    meter = Meter(machine.capacity.num_pages)
+    node = Node(machine, serving, meter)
+    for number, offered in enumerate(workload.requests):
+        with suppress(RequestError):
+            node.add(request_of(offered, number, machine.capacity.vocab_size))
+    look_s, now, num_looks = LOOK * float(machine.floor.decodes(np.ones(1, np.int64), 1)[0]), 0.0, 0
+    sums = dict.fromkeys(("used", "internal", "external", "free", "residents"), 0.0)
+    while node.next_event_at() is not None:
+        now += look_s
+        node.advance(now)
+        seen, num_looks = node.manager.fragmentation(), num_looks + 1
+        for of, value in (("used", seen.used_bytes), ("internal", seen.internal_bytes),
+                          ("external", seen.external_bytes), ("free", seen.free_bytes - seen.external_bytes)):
+            sums[of] += value / seen.capacity_bytes
+        sums["residents"] += seen.num_residents
+    mean = {of: value / max(num_looks, 1) for of, value in sums.items()}
     return MemoryUse(name=name, used=mean["used"], internal=mean["internal"], external=mean["external"],
-                     free=mean["free"], mean_residents=mean["residents"], most_residents=sampler.most)
+                     free=mean["free"], mean_residents=mean["residents"], most_residents=meter.most_residents)
 
 
 def compare_memory(machine: Machine, serving: Serving, workload: Workload) -> Sequence[MemoryUse]:

@@ -55,7 +55,8 @@ def _check(ask: WorkloadAsk) -> None:
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name} is {value:g}: it must be a number above 0")
     if (ask.trace is None) == (ask.lengths is None):
-        raise ConfigError("a workload takes either a trace or the name of a length distribution")
+        raise ConfigError("a workload takes either a trace or the name of a length distribution: give "
+                          "--trace FILE or --lengths NAME (of bench serve: --dataset)")
 
 
 def _source(ask: WorkloadAsk) -> Source:

@@ -144,6 +144,7 @@ def test_every_failure_is_counted_by_its_kind_and_nothing_hangs() -> None:
     assert found["ridgeline"]["failures"] == {
         "http 500": 1, "http 429": 1, "dropped": 3, "garbage": 4, "error": 1, "empty": 1, "timeout": 2}
     assert (found["completed"], found["failed"], found["ridgeline"]["attainment"]) == (1, 13, 1 / 14)
+    assert found["max_concurrent_requests"] >= 2  # the two that hung, at least
     assert found["errors"][0] == "http 500: oops" and found["errors"][-1] == ""
     assert found["mean_ttft_ms"] == pytest.approx(found["ttfts"][-1] * 1e3)
     assert "13 failed (" in report(found) and "first failure, error: " in report(found)

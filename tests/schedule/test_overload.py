@@ -165,3 +165,18 @@ def test_without_an_order_only_ones_own_work_is_certain() -> None:
         harness.loop.launch()
         assert num_late(harness) == late, passes
         harness.run()
+
+
+def test_under_slo_the_later_class_is_degraded_and_still_served() -> None:
+    """All there at once, of which half can be in time: those of the sooner class are, whoever came first."""
+    harness = Harness(num_rows=2, max_step_tokens=STEP_TOKENS, policy="slo",
+                      overload=overload("degrade", 6.0, make_policy("slo", NEEDS).passes))
+    for number in range(8):
+        harness.add(str(number), prompt(number, 16), greedy(1), priority=1 - number % 2)
+    harness.run()
+    served_s = {int(record.id): ttft_s(record) or 99.0 for record in harness.trace.requests}
+    degraded = {int(name) for (name, _), told in harness.told.items() if told.last.account.get("late")}
+    assert degraded and all(number % 2 == 0 for number in degraded)
+    assert all(served_s[number] <= 6.0 for number in (1, 3, 5, 7))
+    assert max(served_s, key=served_s.__getitem__) in degraded and len(served_s) == 8
+    assert num_late(harness, "degrade") == len(degraded)

@@ -184,6 +184,9 @@ def check_random(seed: int) -> None:
     where = replace(base, capacity=replace(
         base.capacity, layout=plan_layout(LAYOUTS[kind], block_tokens=4),
         num_pages=draw.choice((40, 90, 400))), page_s=draw.choice((0.001, 0.05)))
+    if draw.random() < 0.3:  # so that many wait for pages
+        where = replace(where, capacity=replace(where.capacity, num_rows=12, num_pages=40,
+                                                max_step_tokens=200))
     serving = Serving(policy=_SETTINGS.get(policy, policy), targets=Targets(ttft_s=4.0, tpot_s=1.5),
                       kv=draw.choice(("paged", "paged", "contiguous")),
                       prefix_caching=draw.random() < 0.7)

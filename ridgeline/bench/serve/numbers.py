@@ -38,7 +38,7 @@ def result(ask: ServeAsk, model: str, about: str, observed: Sequence[Observed], 
         "request_goodput": None if good is None else good / duration_s,
         "output_throughput": total_output / duration_s,
         "total_token_throughput": (total_input + total_output) / duration_s,
-        **_peaks(whole, start_s)}
+        **_peaks(observed, whole, start_s)}
     for name, values_s in latencies(whole).items():
         found |= _statistics(name, values_s, ask.percentiles)
     found["ridgeline"] = {"workload": about, "uniform_lengths": uniform,
@@ -70,13 +70,14 @@ def _statistics(name: str, values_s: Sequence[float], points: Sequence[float]) -
     return found | {f"{point}_{name}_ms": value for point, value in percentiles(values, points).items()}
 
 
-def _peaks(whole: Sequence[Observed], start_s: float) -> dict[str, float]:
-    """The busiest second's tokens (a request's tokens spread evenly over its chunks), and most under way."""
+def _peaks(observed: Sequence[Observed], whole: Sequence[Observed], start_s: float) -> dict[str, float]:
+    """The busiest second's tokens (a request's tokens spread evenly over its chunks), and most under way, of
+    those too that failed."""
     tokens: defaultdict[int, float] = defaultdict(float)
     for one in whole:
         for time_s in one.times_s:
             tokens[int(time_s - start_s)] += one.num_output / len(one.times_s)
-    changes = sorted([(one.sent_s, 1) for one in whole] + [(one.ended_s, -1) for one in whole])
+    changes = sorted([(one.sent_s, 1) for one in observed] + [(one.ended_s, -1) for one in observed])
     now = most = 0
     for _, change in changes:
         now += change

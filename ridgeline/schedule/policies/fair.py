@@ -25,6 +25,7 @@ class Fair(Policy):
     """counters: by tenant, in prompt tokens."""
 
     by_tenant = True  # among tenants the line follows the counters, not the rank
+    lines_up = False
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

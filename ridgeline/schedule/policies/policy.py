@@ -64,12 +64,14 @@ class Policy:
     patience: how often the eldest, or one that is first in line and has no room, is passed before nobody
     passes it any more (`admit`, which also proves that nobody starves, whatever a policy says). passes: of
     those that came before a request and rank before it, how many it may pass; by_tenant: of its own tenant's
-    alone. passes None: there is no bound.
+    alone. passes None: there is no bound. lines_up: the line is the queue's head, whatever runs
+    and whenever, and of a step the tokens alone are limited.
     """
 
     patience = 16
     passes: int | None = LOOK
     by_tenant = False
+    lines_up = True
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The rank, fixed for the request's life: smaller has the first call on pages and on prompt tokens

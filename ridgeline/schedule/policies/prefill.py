@@ -7,6 +7,8 @@ STALL = 8
 
 
 class PrefillFirst(Policy):
+    lines_up = False
+
     def limits(self, view: View, now: float) -> Limits:
         prompting = view.rows.prompting()
         stall = view.held < STALL and ((view.queue and view.rows.num_free) or prompting.any())

@@ -14,6 +14,7 @@ SOON = 64  # prompt tokens that are worth waiting for
 
 class Reuse(Policy):
     passes = WINDOW + LOOK
+    lines_up = False
 
     def __init__(self) -> None:
         self._cached: dict[int, int] = {}  # of those that wait, until somebody starts or leaves

@@ -45,6 +45,7 @@ class Slo(Policy):
 
     patience = 64
     passes = None
+    lines_up = False
 
     def __init__(self, needs: Needs) -> None:
         ttft_s, tpot_s = needs.targets.ttft_s, needs.targets.tpot_s

@@ -7,6 +7,8 @@ from ridgeline.schedule.request import Request
 
 
 class Static(Policy):
+    lines_up = False
+
     def __init__(self) -> None:
         self._open = 0  # requests that may still join the batch
 
