@@ -82,7 +82,10 @@ def _find(text: str, changes: Mapping[str, object]) -> Found:
         spec = replace(describe({**shape.config, **changes}, name), stored_as=stored_as or shape.stored_as,
                        stored_plain=shape.stored_plain)
         return Found(name=name, spec=spec, where=PUBLISHED_SHAPE)
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
+    if text.startswith((".", "/", "~")) or path.suffix in (".gguf", ".json"):
+        raise ConfigError(f"no file or folder {text!r}: give one that is there, a Hub id (org/name), or a "
+                          "model's name, such as llama-3-8b")
+    if text.count("/") != 1:
         raise ConfigError(f"no model {text!r}: {_nearest(text)}, or give a folder, a GGUF file or a Hub id "
                           "(org/name)")
     from ridgeline.models.checkpoint import read_json

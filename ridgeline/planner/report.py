@@ -11,6 +11,7 @@ from ridgeline.planner.ask import KV_BYTES
 from ridgeline.planner.plan import Plan, little, pool_ratio
 from ridgeline.planner.reading import LIMITS, Reading
 from ridgeline.planner.timing import tokens_per_step
+from ridgeline.spec.cache import State
 
 
 def both(num_bytes: float) -> str:
@@ -94,6 +95,9 @@ def notes(plan: Plan) -> list[str]:
     if setup.deployment.stages[0].num_routed:
         found.append("the nominal reading counts all parameters, also those of experts that a token does not "
                      "choose; floors and estimates count what a batch reads and a token computes")
+    if any(isinstance(kept, State) for layer in setup.spec.cache(1) for kept in layer):
+        found.append("the nominal reading knows keys and values alone: recurrent states, which floors and "
+                     "estimates read and memory holds, are nothing there")
     if setup.layout.pp > 1:
         found.append(f"{plan.steps.decode.bubble:.0%} of the stages' time is empty in decode, "
                      f"{plan.steps.prefill.bubble:.0%} while one prompt passes")
@@ -213,7 +217,8 @@ def _cell(one: Reading, name: str, scale: float) -> str:
 def _limits(plan: Plan) -> Iterator[str]:
     one, nominal = plan.exact, plan.nominal
     yield f"B* {one.b_star:.4g}, B_cross {one.b_cross:.4g}, B_max {one.b_max} (nominal: " \
-          f"{nominal.b_star:.4g}, {nominal.b_cross:.4g}, {nominal.b_max})"
+          f"{nominal.b_star:.4g}, {nominal.b_cross:.4g}, " \
+          f"{nominal.b_max if nominal.kv_bytes_per_token else 'without end'})"
     yield f"{one.binding_limit} binds first: {LIMITS[one.binding_limit]}"
     yield (f"largest context: {one.max_context_tokens} tokens for one sequence, "
            f"{plan.max_context_at_batch_tokens} at this batch")

@@ -233,6 +233,11 @@ def formats_of(ask: Ask, found: Found) -> tuple[str, Formats, WeightFormat | Non
     return name or "bf16", formats, packing
 
 
+def _said(name: str) -> str:
+    """A format in a sentence."""
+    return "the file's packed" if name == "as stored" else name
+
+
 def choose_numerics(ask: Ask, spec: ModelSpec, device: HardwareSpec, name: str,
                     packed: WeightFormat | None) -> tuple[Numerics, list[str]]:
     """Packed weights are multiplied as they are where the device can, else unpacked into 16 bit first."""
@@ -245,8 +250,8 @@ def choose_numerics(ask: Ask, spec: ModelSpec, device: HardwareSpec, name: str,
         return Numerics(weights=name, weight_bytes=packed.bits / 8, native=True,
                         rates=Rates(packed=rates[packed.dtype], plain=plain,
                                     blocked=packed.group_rows > 1)), []
-    why = [] if ask.weight_only else [f"{device.name} does not multiply {name} weights: they are unpacked "
-                                      "before 16-bit products"]
+    why = [] if ask.weight_only else [f"{device.name} does not multiply {_said(name)} weights: they are "
+                                      "unpacked before 16-bit products"]
     unpack, halved = rates.get("float32", plain), log2(16 / packed.bits)
     return Numerics(weights=name, weight_bytes=packed.bits / 8, native=False,
                     rates=Rates(packed=plain, plain=plain, unpack=unpack, halved=halved)), why

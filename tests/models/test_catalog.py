@@ -68,6 +68,8 @@ def test_a_miss_gives_the_nearest_names() -> None:
         find_model("lama-3.1-8")
     with pytest.raises(ConfigError, match="or give a folder, a GGUF file or a Hub id"):
         find_model("qwen2.5-8b")
+    with pytest.raises(ConfigError, match=r"no file or folder '\./nowhere\.gguf': give one that is there"):
+        find_model("./nowhere.gguf")
 
 
 def test_a_hub_id_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_adapters_that_sequences_wear_are_read_and_multiplied_in_every_step() ->
     assert any(t.key == "adapters_s.floor" and t.value == pytest.approx(each_s) for t in explain(one))
 
 
+def test_a_model_of_states_alone_has_no_nominal_limit_of_memory() -> None:
+    said = as_text(plan(replace(BASE, model="mamba2-2.7b"), SHOP))
+    assert "without end)" in said and "recurrent states" in said
+
+
 def test_knobs_are_ranked_and_tagged_with_the_sides_they_move() -> None:
     base = plan(replace(BASE, model="llama-2-7b"), SHOP)
     effects = {one.knob.name: one for one in compare(base, SHOP)}
