@@ -308,6 +308,10 @@ async def _body(request: Request, limits: Limits) -> bytes:
     kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
     if kind != _JSON:
         raise RequestError(f"Content-Type is {kind:.80}; send {_JSON}", param="body", status=415)
+    packed = request.headers.get("content-encoding", "identity").strip().lower()
+    if packed != "identity":
+        raise RequestError(f"Content-Encoding is {packed:.80}; send the body as it is", param="body",
+                           status=415)
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > limits.body_bytes:
         raise too_large(limits)

@@ -111,7 +111,7 @@ def run(minutes: float) -> None:
                  "--max-num-seqs", str(ROWS))
         environment = {STEP_MS: str(STEP_S * 1e3)}
         with serving(*words, engine="tests.faults.engine", environment=environment) as server:
-            asyncio.run(_fill(int(server.url.rpartition(":")[2])))
+            asyncio.run(fill(int(server.url.rpartition(":")[2])))
             server.idle(30)
             pids = [server.process.pid, *server.children()]
             files = [*map(num_open, pids)]
@@ -122,7 +122,7 @@ def run(minutes: float) -> None:
             assert all(b <= a + MORE_FILES for a, b in zip(files, now)), f"files left open: {files}, {now}"
 
 
-async def _fill(port: int) -> None:
+async def fill(port: int) -> None:
     """What the server remembers of its newest requests is as large as it gets."""
     gate = asyncio.Semaphore(32)
 

@@ -159,6 +159,13 @@ async def test_a_form_is_refused_and_a_missing_type_is_not() -> None:
     assert got.status == 200
 
 
+@pytest.mark.parametrize(("packing", "status"), [("gzip", 415), ("br, gzip", 415), (" Identity", 200)])
+async def test_a_packed_body_is_refused_by_its_name(packing: str, status: int) -> None:
+    app, _, _ = _app()
+    got = await call(app, "POST", "/v1/chat/completions", CHAT, {"content-encoding": packing})
+    assert got.status == status and (status == 200 or packing in got.json["error"]["message"])
+
+
 async def test_a_streamed_answer_over_http() -> None:
     app, api, _ = _app()
     got = await call(app, "POST", "/v1/chat/completions", STREAM)
