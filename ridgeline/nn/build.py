@@ -107,7 +107,7 @@ class Model:
             out_TH = self._adapted(x_TH, step, step.adapter_T)
             return out_TH if step.wanted_W is None else out_TH[step.wanted_W]
         if self._replay is not None and (replayed_TH := self._replay(x_TH, step)) is not None:
-            return replayed_TH
+            return replayed_TH if step.wanted_W is None else replayed_TH[step.wanted_W]
         if step.wanted_W is None:
             return run_layers(self._modules, x_TH, step, {})
         x_TH = run_layers(self._modules[: self._mixed], x_TH, step, {})
