@@ -40,9 +40,14 @@ $(STAMP): pyproject.toml constraints.txt
 serve: setup
 	$(BIN)/ridgeline serve $(MODEL)
 
-# Two workers for two cores; a file stays with one of them, so that its servers are started once.
+# Two workers for two cores; a file stays with one of them, so that its servers are started once, and files go
+# by their names, so that the last are short. The many processes compile each module once, also where the
+# environment forbids Python to keep bytecode, and threads that wait for one another sleep: they are more than
+# the cores, and spinning took the time of those that work.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: export OMP_WAIT_POLICY := passive
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not gpu"
 
 check: setup
 	$(BIN)/ruff check ridgeline tests docs

@@ -1,10 +1,20 @@
-"""What several rooms share: one real server on the default model, started when a test first asks for it."""
+"""What all rooms share: one thread, and one real server on the default model, started when a test first asks
+for it."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.server.process import Server, serving
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """torch computes on one thread unless the test, or the engine in it, says otherwise: tests beside one
+    another share the cores, and a thread that waits for its share of tiny work spins."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

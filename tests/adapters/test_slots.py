@@ -1,7 +1,6 @@
 """Protects that a row's numbers hang on nothing beside it: over packed weights the hidden states of a step
 with rows of several adapters and of none are, to the bit, what each row has alone."""
 
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,14 +12,6 @@ from tests.adapters.made import adapter_folder, loaded
 from tests.nn.test_replay import Scene, packed_model, spec_of
 
 SPEC = spec_of()
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from ridgeline.blocks.attention.reference import Scoring, paged_attention
 from ridgeline.blocks.paged import QUERY_BLOCK, plan_attention
 from ridgeline.blocks.step import CacheRegion, GroupStep, Step
 
-torch.set_num_threads(1)
 NAN_BYTE = 255  # eight of them are a NaN in every float format
 
 

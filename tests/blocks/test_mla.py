@@ -15,7 +15,6 @@ from ridgeline.models.families import model_spec
 from ridgeline.models.shapes import SHAPES
 from tests.helpers import tiny_rope
 
-torch.set_num_threads(1)
 HEADS, NOPE, ROTARY, LATENT, VALUE, PAGE = 3, 5, 4, 11, 7, 4
 SPEC = MlaSpec(hidden_size=16, num_heads=HEADS, q_rank=None, latent_dim=LATENT, nope_dim=NOPE,
                value_dim=VALUE, norm_eps=1e-6, latent_eps=1e-6, rope=tiny_rope(head_dim=ROTARY), scale=0.4)

@@ -11,7 +11,6 @@ from ridgeline.blocks.norm_rope.module import Rotation
 from ridgeline.blocks.norm_rope.reference import attention_factor, frequencies, rms_norm, rotate
 from ridgeline.blocks.norm_rope.spec import RopeSpec
 
-torch.set_num_threads(1)
 HEAD_DIM, MAX_POSITION, ORIGINAL = 32, 256, 64
 CPU = torch.device("cpu")
 PAIRS = HEAD_DIM // 2

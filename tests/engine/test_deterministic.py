@@ -92,7 +92,6 @@ def test_products_apart(rows: int) -> None:
 def test_alone_is_batched(tmp_path: Path, threads: int) -> None:
     """Through the whole engine, with prefix hits and more than one thread; `info` tells of it."""
     folder = tiny_folder(tmp_path / "model", intermediate_size=44)
-    before = torch.get_num_threads()
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=4, prompt_logprobs=3)
     prompts = ["a", "some words", "some words and more of them " * 5]
     with LLM(str(folder), load_format="dummy", deterministic=True, max_num_batched_tokens=24, max_num_seqs=4,
@@ -103,4 +102,3 @@ def test_alone_is_batched(tmp_path: Path, threads: int) -> None:
             (alone,) = llm.generate(prompt, params)
             assert alone.outputs[0].logprobs == output.outputs[0].logprobs
             assert alone.prompt_logprobs == output.prompt_logprobs
-    torch.set_num_threads(before)

@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
@@ -32,13 +30,10 @@ TABLE = StepTable(rows=(1, 2), row_s=(3.0, 4.0), context=0, chunk=(2, 64), chunk
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder without a profile; the kernels of the machine stay where they are."""
     native()
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def run(engine: Engine, num_prompt: int = 20) -> None:
@@ -220,7 +215,6 @@ def test_a_step_table_makes_a_plan(tmp_path: Path) -> None:
 def test_a_broken_profile_is_measured_again_and_an_unwritable_folder_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)
     path = profile_path(profile_name(1))
     path.parent.mkdir(parents=True)
     path.write_text("{}")

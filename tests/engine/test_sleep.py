@@ -1,10 +1,8 @@
 """LLM.sleep, wake_up and reload_weights: memory goes back, and nothing of old weights is found again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.base.errors import ConfigError, RequestError, RidgelineError
@@ -12,13 +10,6 @@ from tests.engine.weights import saved_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
 PROMPT = [3 + i % 90 for i in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def engine(folder: Path) -> LLM:

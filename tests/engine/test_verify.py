@@ -1,13 +1,11 @@
 """`ridgeline verify`: a good model passes, and what is broken on purpose fails in its own line."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from msgspec import structs
 
 from ridgeline.base.config import EngineConfig
@@ -30,13 +28,6 @@ from tests.engine.tiny import tiny_folder
 
 PATHS = ["batched = alone", "chunked = whole", "cached = computed", "token by token = whole",
          "speculated = plain", "preempted = not"]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 class WrongCache:

@@ -1,4 +1,4 @@
-"""A folder with a tiny Llama for random weights, a byte-level tokenizer and a chat template."""
+"""Folders with a tiny Llama or Mamba-2 for random weights, a byte-level tokenizer and a chat template."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,11 @@ CONFIG = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 264,
     "max_position_embeddings": 256, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": 257, "eos_token_id": 256,
+}  # fmt: skip
+MAMBA = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
+    "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 264,
+    "torch_dtype": "float32", "eos_token_id": 256, "tie_word_embeddings": True,
 }  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>"
 
@@ -31,4 +36,10 @@ def tiny_folder(path: Path, *, tokenizer: bool = True, **config: object) -> Path
     backend.save(str(path / "tokenizer.json"))
     settings = {"eos_token": "<|end|>", "bos_token": "<|start|>", "chat_template": TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+def mamba_folder(path: Path) -> Path:
+    """With states in place of a cache of tokens, and the same tokenizer."""
+    (tiny_folder(path) / "config.json").write_text(json.dumps(MAMBA))
     return path

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ridgeline.adapters.slots import AdapterSlots
 from ridgeline.spec.model import ModelSpec
@@ -36,7 +35,6 @@ def jobs() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    torch.set_num_threads(1)
     return with_adapters(tiny_spec(), tmp_path_factory.mktemp("adapters"))
 
 

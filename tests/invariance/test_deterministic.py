@@ -2,12 +2,10 @@
 of any size, from the cache, preempted, swapped and speculated, for every kind of block."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,11 +28,8 @@ ALL = Setup(num_rows=2, max_step_tokens=11, depth=2, policy="priority", prefix_c
 
 
 @pytest.fixture(scope="module", params=list(SPECS))
-def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Tiny(SPECS[request.param], apart=True)
-    torch.set_num_threads(threads)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return Tiny(SPECS[request.param], apart=True)
 
 
 @st.composite

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
@@ -27,7 +26,6 @@ SETUP = Setup(num_rows=2, policy="priority", depth=2, prefix_caching=True, max_s
 @cache
 def tiny(family: str) -> Tiny:
     """Random weights in the shape of the family's case."""
-    torch.set_num_threads(1)
     config = reference_config(family, **CASES[family][1] | {"vocab_size": VOCAB})
     return Tiny(model_spec(config.to_dict()))
 

@@ -3,10 +3,9 @@ resumed, without a cache, and with one step planned ahead; greedy and seeded; de
 blocks: test_families)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,11 +17,8 @@ BASES = tuple(tuple(tokens_of(60, seed=seed).tolist()) for seed in range(2))
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
-def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Tiny(MODELS[request.param])
-    torch.set_num_threads(threads)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return Tiny(MODELS[request.param])
 
 
 @st.composite

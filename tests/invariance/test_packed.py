@@ -4,7 +4,6 @@ in company, to the bit of every log-probability."""
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.outputs import RequestOutput
@@ -19,10 +18,8 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time"
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     kernels()
-    threads = torch.get_num_threads()
     with LLM(max_model_len=512, max_num_seqs=16, threads=1, prefix_caching=False, progress=False) as llm:
         yield llm
-    torch.set_num_threads(threads)
 
 
 def said(output: RequestOutput) -> tuple[object, object]:

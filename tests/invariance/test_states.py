@@ -2,10 +2,8 @@
 from a snapshot, forked in the middle of a block, and preempted and resumed, with one step planned ahead or
 none."""
 
-from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,11 +17,8 @@ SNAPSHOTS = {"snapshot_stride": st.sampled_from([0, 8]), "snapshot_bytes": st.sa
 
 
 @pytest.fixture(scope="module", params=["state", "hybrid", "delta"])
-def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Tiny(tiny_states(request.param))
-    torch.set_num_threads(threads)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return Tiny(tiny_states(request.param))
 
 
 def test_batched_and_chunked(tiny: Tiny) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the CPU kernels share: the library, one thread, memory that is NaN until it is written."""
+"""What tests of the CPU kernels share: the library, memory that is NaN until it is written."""
 
 import platform
 import shutil
@@ -38,12 +38,9 @@ def scalar(cc: str, tmp_path_factory: pytest.TempPathFactory) -> Native:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """One thread, and torch.empty gives NaN (bytes of 255), so that what reads before it writes shows."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """torch.empty gives NaN (bytes of 255), so that what reads before it writes shows."""
     torch.manual_seed(0)
     torch.set_deterministic_debug_mode("error")  # unlike its twin, without the import of a compiler
     assert torch.empty(3).isnan().all()
     yield
     torch.set_deterministic_debug_mode("default")
-    torch.set_num_threads(threads)

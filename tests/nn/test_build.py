@@ -14,8 +14,6 @@ from ridgeline.spec.model import ModelSpec
 from tests.helpers import tiny_spec, tiny_weights, tokens_of
 from tests.nn.dense_twin import twin_logits
 
-torch.set_num_threads(1)
-
 
 def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32,
                 wanted: list[int] | None = None) -> Tensor:

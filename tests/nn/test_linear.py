@@ -9,7 +9,6 @@ from ridgeline.base.errors import CheckpointError
 from ridgeline.blocks.norm_rope.reference import rms_norm
 from ridgeline.nn.linear import BlockParts, gated
 
-torch.set_num_threads(1)
 TOKENS, WIDTH, FEATURES = 5, 12, 14
 
 

@@ -39,11 +39,6 @@ MATRICES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def random_blocks(kind: str, shape: tuple[int, int], seed: int) -> NDArray[np.uint8]:
     """Random bytes as rows of a format, with small finite scales where the format has float16 ones."""
     total = stored_bytes(kind, shape)

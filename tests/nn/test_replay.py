@@ -28,14 +28,6 @@ NUM_SEQUENCES, LENGTH = 80, 600
 REFUSED = "something other than kernels"
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def spec_of(*, qkv_bias: bool = False, qk_norm: bool = False, window: int | None = None) -> ModelSpec:
     return tiny_spec(hidden_size=64, head_dim=16, intermediate_size=96, max_position=LENGTH,
                      windows=(None, window), qkv_bias=qkv_bias, qk_norm=qk_norm)

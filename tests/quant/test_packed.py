@@ -1,7 +1,6 @@
 """Protects what a checkpoint's weights become in memory: kept to the bit or rounded by a known bound, the
 same again from the disk cache, and never held in a format that cannot hold them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,8 @@ ROUNDED = ("q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 
 @pytest.fixture
-def packing() -> Iterator[Packing32]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Packing32(kernels(), Scratch(), planes=2)
-    torch.set_num_threads(threads)
+def packing() -> Packing32:
+    return Packing32(kernels(), Scratch(), planes=2)
 
 
 def unpacked(matrix: PackedMatrix | Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from tests.helpers import tiny_rope, tiny_spec, tiny_weights, tokens_of
 from tests.nn.dense_twin import twin_logits
 from tests.runner.hand import GREEDY, Feed, Hand
 
-torch.set_num_threads(1)
 LONGROPE = RopeSpec(kind="longrope", theta=10_000.0, rotary_dim=8, max_position=256, factor=8.0,
                     original_max_position=32, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(1.5, 2.0, 4.0,
                     8.0))

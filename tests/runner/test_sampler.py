@@ -33,11 +33,6 @@ PARAMS = st.builds(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Row:
     """A request on a row, and its text."""
 

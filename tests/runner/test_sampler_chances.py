@@ -21,7 +21,6 @@ def limit(freedom: int) -> float:
 
 def draws(params: SamplingParams, same_seed: bool) -> np.ndarray:
     """Tokens [STEPS, ROWS]; rows differ by seed, or by position too far apart to meet."""
-    torch.set_num_threads(1)
     sampler = Sampler(ROWS, len(LOGITS), torch.device("cpu"))
     for row in range(ROWS):
         sampler.start(RowStart(request=row, row=row, params=params, seed=11 if same_seed else row,

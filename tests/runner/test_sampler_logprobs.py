@@ -10,7 +10,6 @@ from ridgeline.runner.logprobs import top_logprobs
 @pytest.mark.parametrize("k", [0, 1, 5, 20, 10000])
 def test_values_ids_and_ranks(vocab_size: int, k: int) -> None:
     """Against log_softmax and a whole sort, at any k; a k beyond the vocabulary gives all of it."""
-    torch.set_num_threads(1)
     logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 4
     logits[2] = logits[2].round()
     logits[3] = 1.0
@@ -26,7 +25,6 @@ def test_values_ids_and_ranks(vocab_size: int, k: int) -> None:
 
 def test_a_row_is_the_same_alone() -> None:
     """Other rows, and their larger k, change nothing in a row's report."""
-    torch.set_num_threads(1)
     logits = (torch.randn(9, 700, generator=torch.Generator().manual_seed(0)) * 4).round()
     tokens = torch.arange(9)
     ids, values, ranks = top_logprobs(logits, tokens, 20)

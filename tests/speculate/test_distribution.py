@@ -1,7 +1,7 @@
 """Verification gives the target's distribution: 200,000 samples of 4 tokens against the exact one, by the
 very functions that rows are sampled with; two mutants fail the same test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -94,14 +94,6 @@ def texts(rule: Rule, drafter: str, seed: int, num: int = SAMPLES) -> np.ndarray
 def joint() -> np.ndarray:
     q = table(1).numpy()
     return chain(q[0], q, LENGTH)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -1,13 +1,12 @@
 """Speculation as a user asks for it: the same answers, and refusals that say what helps."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.base.errors import ConfigError
-from tests.engine.tiny import tiny_folder
+from tests.engine.tiny import mamba_folder, tiny_folder
 
 OWN = {"load_format": "dummy", "dtype": "float32", "threads": 1, "max_num_seqs": 8, "progress": False,
        "kv_cache_bytes": 2_000_000}
@@ -41,12 +40,7 @@ def test_the_same_answers(tmp_path: Path) -> None:
 
 def test_models_with_states(tmp_path: Path) -> None:
     """As target and as draft model: the same answers, with drafts and without."""
-    config = {
-        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
-        "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 264,
-        "torch_dtype": "float32", "eos_token_id": 256, "tie_word_embeddings": True}  # fmt: skip
-    folder = tiny_folder(tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = mamba_folder(tmp_path / "model")
     params = SamplingParams(temperature=0.0, max_tokens=40, logit_bias=dict.fromkeys(range(65, 70), 90.0))
     texts = []
     for speculate in (None, "ngram", f"draft:{folder}"):

@@ -10,7 +10,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.blocks.step import Step
 from ridgeline.frontend import structure
 from ridgeline.nn.build import Model
-from tests.engine.tiny import tiny_folder
+from tests.engine.tiny import mamba_folder, tiny_folder
 
 OWN: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "threads": 1, "max_num_seqs": 8,
                        "progress": False}
@@ -62,12 +62,7 @@ def test_the_same_answers_in_fewer_steps(tmp_path: Path, settings: dict[str, Any
 
 def test_models_with_states(tmp_path: Path) -> None:
     """A forced chunk moves a recurrent state as its tokens one by one do."""
-    config = {
-        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
-        "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 264,
-        "torch_dtype": "float32", "eos_token_id": 256, "tie_word_embeddings": True}  # fmt: skip
-    folder = tiny_folder(tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = mamba_folder(tmp_path / "model")
     settings: dict[str, Any] = {"kv_cache_bytes": 2_000_000, "max_model_len": 160}
     plain, slow = answers(folder, jump_ahead=False, **settings)
     jumped, fast = answers(folder, jump_ahead=True, **settings)

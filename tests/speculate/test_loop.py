@@ -1,11 +1,9 @@
 """Speculation through the real loop: texts are what they are without it, samples follow the model."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_spec, tiny_states, tokens_of
@@ -30,14 +28,6 @@ def jobs(few_words: bool) -> list[Job]:
     return [Job(prompt=(BASE[: 7 * i + 4] * (2 if i % 2 else 1))[:50], at=i, params=SamplingParams(
                 seed=i, max_tokens=20, ignore_eos=i % 2 == 0, logit_bias=bias, **how))
             for i, how in enumerate(HOW)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
