@@ -44,10 +44,11 @@ class Responses:
     """The endpoints, over those of the same model. A response that is being streamed, or made in the
     background, can be cancelled."""
 
-    def __init__(self, api: OpenAI, store: ResponseStore | None = None) -> None:
+    def __init__(self, api: OpenAI, store: ResponseStore | None = None, *, background: bool = True) -> None:
+        """background: whether responses may be made there; a batch waits for each."""
         self._api = api
         self._store = store or ResponseStore()
-        self._background = Background(self._store)
+        self._background = Background(self._store) if background else None
         self._running: WeakValueDictionary[tuple[str, str], ResponsesForm] = WeakValueDictionary()
 
     async def create(self, body: bytes, caller: Caller | None = None) -> Reply:
@@ -58,6 +59,8 @@ class Responses:
             request = parse(body, ResponsesRequest, api.served.limits)
             if request.background and request.store is False:
                 raise invalid_value("background", "needs a response that is stored; leave store out")
+            if request.background and self._background is None:
+                raise invalid_value("background", "is not had in a batch, which waits for each; leave it out")
             turns = [*self._before(tenant, request), *_turns(request.input)]
 
             def keep(form: ResponsesForm, whole: bytes) -> None:
@@ -78,7 +81,7 @@ class Responses:
                     except RequestError as error:
                         raise renamed(error, _NAMES) from None
 
-            if request.background:
+            if request.background and self._background is not None:
                 begun = await self._background.begin(tenant, answer)
                 known = clock.caller
                 return self.follow(begun.id, known) if request.stream else self.retrieve(begun.id, known)

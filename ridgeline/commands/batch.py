@@ -144,7 +144,7 @@ class Batch:
 
 def _endpoints(api: OpenAI) -> Endpoints:
     """By the path under which the server has them."""
-    messages, responses = Messages(api), Responses(api)
+    messages, responses = Messages(api), Responses(api, background=False)
     return {
         "/v1/chat/completions": api.chat, "/v1/completions": api.completion,
         "/v1/embeddings": partial(embeddings, api), "/v1/score": partial(score, api),
