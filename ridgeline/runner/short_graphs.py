@@ -1,7 +1,8 @@
 """CUDA graphs of short steps with prompts: decodes and a few chunks of few tokens, padded to a size.
 
-Kernel by kernel such a step takes what its launches take, a multiple of the GPU's time: how short it must be
-hangs on the model (`most_tokens`). A size is recorded when it is first needed. Padding has the spare row's page to write to, and nobody reads what becomes of it.
+Kernel by kernel such a step takes what its launches take, a multiple of the GPU's time; how short it must be
+hangs on the model (`most_tokens`). A size is recorded when it is first needed. Padding has the spare row's
+page to write to, and nobody reads what becomes of it.
 
 Legend: S places of decodes, N of all tokens, C of chunks.
 """
