@@ -42,11 +42,11 @@ class Step:
     has one. adapter_T: the slot of the adapter that a token's sequence takes, 0 for none; on the host, and
     for a GPU's kernels int64 on it; None where none of the step takes any. chunks_C3: int32 on the device, of
     a step in a graph: (first token behind the decodes, its position, tokens) of each row after them, idle
-    ones included; what the host says of rows then means nothing. wanted_W: on the
-    device, which tokens are asked for behind the last layer, the decodes first; None where all are. shared:
-    what decodes have in common of the cache group `shared_group`, for `Prefixed` blocks. landings: what the
-    blocks owe the cache once the whole step is through: recurrent states, which unlike keys and values must
-    not be written twice when a step is run again, nor past a draft that falls.
+    ones included; what the host says of rows then means nothing. wanted_W: on the device, which tokens are
+    asked for behind the last layer, the decodes first; None where all are. shared: what decodes have in
+    common of the cache group `shared_group`, for `Prefixed` blocks. landings: what the blocks owe the cache
+    once the whole step is through: recurrent states, which unlike keys and values must not be written twice
+    when a step is run again, nor past a draft that falls.
     """
 
     ids_T: Tensor

@@ -103,15 +103,17 @@ class Model:
         """The residual stream [T, H] after the last layer, of the tokens that the step wants; keys and values
         of all are written, its states are with `step.land()`."""
         x_TH = self._embedding(step.ids_T)
+        wanted_W, out_TH = step.wanted_W, None
         if step.adapter_T is not None:
             out_TH = self._adapted(x_TH, step, step.adapter_T)
-            return out_TH if step.wanted_W is None else out_TH[step.wanted_W]
-        if self._replay is not None and (replayed_TH := self._replay(x_TH, step)) is not None:
-            return replayed_TH if step.wanted_W is None else replayed_TH[step.wanted_W]
-        if step.wanted_W is None:
+        elif self._replay is not None:
+            out_TH = self._replay(x_TH, step)
+        if out_TH is not None:
+            return out_TH if wanted_W is None else out_TH[wanted_W]
+        if wanted_W is None:
             return run_layers(self._modules, x_TH, step, {})
         x_TH = run_layers(self._modules[: self._mixed], x_TH, step, {})
-        return run_layers(self._modules[self._mixed :], x_TH[step.wanted_W], step.only(step.wanted_W), {})
+        return run_layers(self._modules[self._mixed :], x_TH[wanted_W], step.only(wanted_W), {})
 
     def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long | Tensor) -> Tensor:
         assert self.adapters is not None, "a model without room for adapters"

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 import pytest
 
 from ridgeline.base.errors import RequestError
-from ridgeline.frontend.inbox import MOST_BEHIND
+from ridgeline.frontend.inbox import MOST_BEHIND, AtOnce
 from ridgeline.frontend.inboxes import TOLD_TOGETHER, Inboxes
 from ridgeline.frontend.protocol import News, Tokens
 
 Had = list[tuple[int, list[int]]]
+
+
+def noting(had: Had) -> AtOnce:
+    """Takes all that it is offered, and notes it."""
+
+    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
+        had.append((choice, list(tokens)))
+        return True
+
+    return at_once
 
 
 def test_tokens_go_by_their_routes() -> None:
@@ -18,12 +28,7 @@ def test_tokens_go_by_their_routes() -> None:
 
     async def work() -> None:
         inboxes, had = Inboxes(lambda request_id: None), Had()
-
-        def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-            had.append((choice, list(tokens)))
-            return True
-
-        one = inboxes.open("one", 2, at_once)
+        one = inboxes.open("one", 2, noting(had))
         two = inboxes.open("two", 1, None)
         readers = [asyncio.create_task(inbox.take()) for inbox in (one, two)]
         await asyncio.sleep(0)
@@ -44,12 +49,7 @@ def test_several_steps_are_one_piece() -> None:
 
     async def work() -> None:
         inboxes, had = Inboxes(lambda request_id: None), Had()
-
-        def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-            had.append((choice, list(tokens)))
-            return True
-
-        inbox = inboxes.open("r", 1, at_once)
+        inbox = inboxes.open("r", 1, noting(had))
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         first = News(id="r", new_tokens=[1], num_prompt=4, num_cached=2, times_s={"first_token": 1.0})
