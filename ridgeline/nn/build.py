@@ -115,6 +115,12 @@ class Model:
         x_TH = run_layers(self._modules[: self._mixed], x_TH, step, {})
         return run_layers(self._modules[self._mixed :], x_TH[wanted_W], step.only(wanted_W), {})
 
+    def run_each_kind(self, step: Step) -> None:
+        """Every block that differs from those before it, once, for what it takes the first time."""
+        specs = [spec for layer in self.spec.layers for _, spec in layer.blocks]
+        first = dict(zip(reversed(specs), reversed(self._modules), strict=True))
+        run_layers(list(first.values()), self._embedding(step.ids_T), step, {})
+
     def _adapted(self, x_TH: Tensor, step: Step, slot_T: Long | Tensor) -> Tensor:
         assert self.adapters is not None, "a model without room for adapters"
         self.adapters.enter(slot_T, step.prefill_from)

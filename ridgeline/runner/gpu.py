@@ -42,11 +42,12 @@ from ridgeline.runner.flight import Flight, Slot
 from ridgeline.runner.follow import Follower
 from ridgeline.runner.grammar import Grammars, Masks
 from ridgeline.runner.graphs import FIELDS, DecodeGraphs, Recorder
-from ridgeline.runner.inputs import build_step, drafts_as_chunks, idle_prompts
+from ridgeline.runner.inputs import build_step, drafts_as_chunks
 from ridgeline.runner.isolate import Places, as_text, isolate, lacks_memory
 from ridgeline.runner.logprobs import PromptScores
 from ridgeline.runner.pool import Pooler
 from ridgeline.runner.prefixes import Prefixes, SharedPrefixes
+from ridgeline.runner.rehearse import products, prompts
 from ridgeline.runner.rows import Rows
 from ridgeline.runner.short_graphs import ShortGraphs
 from ridgeline.runner.speculate.speculator import Drafter
@@ -121,8 +122,8 @@ class GpuExecutor:
 
     def prepare(self) -> None:
         """Before the first request: compile what any step launches, by several processes at once where it is
-        not compiled yet, record the graphs, and run the longest prompts, so that libraries are loaded and
-        the allocator has seen the largest step."""
+        not compiled yet, record the graphs, and run the longest prompts and products of all sizes, so that
+        libraries are loaded and the allocator has seen the largest step."""
         if self._graphs is None or self._short is None:
             return
         with missing() as jobs:
@@ -133,7 +134,8 @@ class GpuExecutor:
         most = self._capacity.max_step_tokens
         with suppress(torch.OutOfMemoryError):  # such a step will be halved
             for num_tokens in {most, min(most, LIBRARY_TOKENS)}:
-                self._prompts(num_tokens)
+                prompts(self._model, self._rows, self._capacity, num_tokens)
+            products(self._model, self._rows, self._capacity)
         torch.cuda.synchronize(self._device)
 
     def _record(self, graphs: DecodeGraphs, short: ShortGraphs) -> None:
@@ -141,7 +143,7 @@ class GpuExecutor:
         graphs.record_all()
         short.record_prompts()
         for num_tokens in (2, min(self._capacity.max_step_tokens, LIBRARY_TOKENS - 1)):  # the kernel's tiles
-            self._prompts(num_tokens)
+            prompts(self._model, self._rows, self._capacity, num_tokens)
         self._choose_idle()
 
     def begin(self, plan: StepPlan, now: float) -> int:
@@ -240,12 +242,6 @@ class GpuExecutor:
             flight.end(out_2R)
 
     # ---- a step
-
-    def _prompts(self, num_tokens: int) -> None:
-        """Prompts of so many tokens together through the model, in a page that no request has yet."""
-        plan = idle_prompts(num_tokens, most_rows=self._capacity.num_rows, most=self._capacity.max_model_len)
-        with torch.inference_mode():
-            self._model.forward(build_step(plan, self._rows, self._capacity.layout))
 
     def _choose_idle(self) -> None:
         """The kernels of masks, for a row that is idle."""

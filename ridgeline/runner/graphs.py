@@ -42,7 +42,7 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Ascending sizes up to max_rows: the rows that the kernels' tiles are made for, and close together where
     a row costs a product's share. Every size costs a start its recording. Products of 448 rows take longer
     than those of 512 (cuBLAS on an H200: 407 us a layer of an 8B for 303), so there is no such size."""
-    steps = (1, *BUCKETS[1:-1], 8, *range(192, 448, 64), *range(512, max_rows, 128))
+    steps = {*BUCKETS, 8, *range(256, 448, 64), *range(512, max_rows, 128)}
     return up_to(sorted(steps), max_rows)
 
 

@@ -18,6 +18,13 @@ from tests.nn.dense_twin import twin_logits
 def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32,
                 wanted: list[int] | None = None) -> Tensor:
     """Logits of a whole prompt, or of the tokens wanted, through an arena of its own, pages in order."""
+    step = _whole(model, spec, ids, dtype, wanted)
+    return model.logits(model.forward(step), 0)
+
+
+def _whole(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtype = torch.float32,
+           wanted: list[int] | None = None) -> Step:
+    """A prompt's step, in an arena that the model is bound to."""
     layout = plan_layout(spec.cache(dtype.itemsize), block_tokens=4)
     num_pages = len(ids)
     arena = torch.full((num_pages, layout.page_bytes), 255, dtype=torch.uint8)
@@ -26,11 +33,10 @@ def _one_prompt(model: Model, spec: ModelSpec, ids: list[int], dtype: torch.dtyp
     model.bind_cache(layout, lambda layer, slot: regions[(layer, slot)], dtype)
     positions, length = torch.arange(len(ids)), torch.tensor([len(ids)])
     table = torch.arange(num_pages, dtype=torch.int32)[None]
-    step = Step(ids_T=torch.tensor(ids), positions_T=positions, reach_T=length.expand(len(ids)),
+    return Step(ids_T=torch.tensor(ids), positions_T=positions, reach_T=length.expand(len(ids)),
                 lengths_S=length, starts=length.numpy() * 0, counts=length.numpy(), num_decodes=0,
                 wanted_W=None if wanted is None else torch.tensor(wanted),
                 groups=tuple(GroupStep(table_SP=table, slots_T=positions) for _ in layout.groups))
-    return model.logits(model.forward(step), 0)
 
 
 @pytest.mark.parametrize("spec", [
@@ -51,10 +57,23 @@ def test_only_the_tokens_that_are_wanted_go_to_the_end(spec: ModelSpec) -> None:
     ids, wanted = tokens_of(23).tolist(), [4, 21, 22]
     whole = _one_prompt(model, spec, ids)
     last, seen = model._modules[-1], list[int]()
-    model._modules[-1] = _Counted(last, seen)  # type: ignore[call-overload]
+    model._modules[-1] = _Counted(last, seen)
     some = _one_prompt(model, spec, ids, wanted=wanted)
     torch.testing.assert_close(some, whole[wanted])
     assert seen == [3]
+
+
+@pytest.mark.parametrize("spec, kinds", [
+    (tiny_spec(num_layers=3), [5, 5, 0, 0, 0, 0]),
+    (tiny_spec(windows=(None, 6), num_layers=3), [5, 5, 5, 0, 0, 0]),
+], ids=["all alike", "two kinds of attention"])
+def test_blocks_that_differ_run_once(spec: ModelSpec, kinds: list[int]) -> None:
+    """What a library loads for a number of tokens is loaded by the first layer that has it."""
+    model = build_model(spec, tiny_weights(spec), torch.float32)
+    step, seen = _whole(model, spec, tokens_of(5).tolist()), [list[int]() for _ in model._modules]
+    model._modules = [_Counted(one, here) for one, here in zip(model._modules, seen, strict=True)]
+    model.run_each_kind(step)
+    assert [sum(here) for here in seen] == kinds
 
 
 class _Counted:

@@ -14,8 +14,8 @@ from ridgeline.base.config import cache_dir
 from ridgeline.base.errors import ConfigError
 
 MAX_ROWS = 256  # beyond, the tensor cores are the limit and cuBLAS serves
-BUCKETS = (1, 16, 32, 64, 128, 256)
-GUESSED_ROWS = 128
+BUCKETS = (1, 16, 32, 64, 128, 192, 256)
+GUESSED_ROWS = 128  # beyond, only what was measured comes before cuBLAS
 MAX_TILES = 4096  # output tiles of a linear whose K is split: one lock each
 _SHARED_BYTES = 220 << 10
 _MIN_PROGRAMS = 132  # a wave; fewer leave parts of the GPU without loads in flight
@@ -85,13 +85,16 @@ class Tuning:
 
     def choose(self, shape: LinearShape, rows: int) -> Choice:
         """Measured at the rows' bucket; else measured at another bucket of the tensor-core forms, made to
-        fit; else guessed. More than GUESSED_ROWS that are not measured: "torch"."""
-        if rows > MAX_ROWS or (rows > GUESSED_ROWS and (shape, MAX_ROWS) not in self.entries):
+        fit; else guessed. More than GUESSED_ROWS that are not measured: at a larger bucket, or "torch"."""
+        if rows > GUESSED_ROWS:
+            for wide in BUCKETS:
+                if wide >= rows and (found := self.entries.get((shape, wide))) is not None:
+                    return replace(found.choice, block_m=found.choice.block_m or wide)
             return Choice(form="torch")
         rows = bucket(rows)
         near = [rows]
-        if 1 < rows <= GUESSED_ROWS:
-            near = sorted(BUCKETS[1:-1], key=lambda b: (abs(b - rows), b))
+        if rows > 1:
+            near = sorted((b for b in BUCKETS if 1 < b <= GUESSED_ROWS), key=lambda b: (abs(b - rows), b))
         for other in near:
             found = self.entries.get((shape, other))
             if found is not None and (other == rows or found.choice.form != "torch"):
@@ -176,7 +179,7 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
                                   for trigger in ("end", "loop", "start")]
         return found
     if rows > 128:
-        return found + _wide(shape)
+        return found + _wide(shape, rows)
     for form in ("dot", "tma"):
         for block_n, block_k, split, stages in ((64, 128, 1, 4), (64, 128, 2, 4), (64, 256, 1, 3), (64, 256,
                                                                                                     2, 4),
@@ -198,16 +201,18 @@ _WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128,
          (128, 256, 64, 3, 8))
 
 
-def _wide(shape: LinearShape) -> list[Choice]:
-    """Candidates of 256 rows, where the tensor cores begin to be the limit."""
+def _wide(shape: LinearShape, rows: int) -> list[Choice]:
+    """Candidates of 192 and 256 rows, where the tensor cores begin to be the limit. Tiles have powers of two
+    as sides: three of 64 make 192."""
     found = []
     for block_m, block_n, block_k, stages, warps in _WIDE:
+        tile_m = 64 if rows == 192 else block_m or rows
         for split in (1, 2):
-            choice = Choice(form="tma", block_m=block_m, block_n=block_n, block_k=block_k, stages=stages,
+            choice = Choice(form="tma", block_m=tile_m, block_n=block_n, block_k=block_k, stages=stages,
                             warps=warps, split=split, norm_apart=shape.norm)
-            programs = -(-shape.n // block_n) * (2 if block_m else 1) * split
-            if (shape.k % 8 == 0 and block_k * split <= shape.k
-                    and shared_bytes(shape, MAX_ROWS, choice) <= _SHARED_BYTES
+            programs = -(-shape.n // block_n) * (rows // tile_m) * split
+            if (shape.k % 8 == 0 and block_k * split <= shape.k and choice not in found
+                    and shared_bytes(shape, rows, choice) <= _SHARED_BYTES
                     and (split == 1 or programs <= 3 * _MIN_PROGRAMS)):
                 found.append(choice)
     return found
