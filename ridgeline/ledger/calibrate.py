@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency
+from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.work import Work, stack
 
@@ -190,15 +190,25 @@ OWN_RANGES: Mapping[str, Range] = MappingProxyType({
 _ALL, _LEVEL = 1e-3, 2e-4  # pulls: of all steps together towards OWN_RANGES, of a level's towards all
 
 
-def calibrate_steps(steps: Mapping[int, Sequence[Point]],
+Measured = Mapping[int, Sequence[Point]]  # bare steps (`Point.of_step`) by their tokens
+
+
+def calibrate_steps(decodes: Measured, prompts: Measured,
                     measured: Mapping[str, float] = _NONE) -> Calibration:
-    """Factors by tokens of a step from bare steps (`Point.of_step`), ascending. Each level has steps of a few
-    models and contexts: its own factors are drawn towards those of all levels together."""
+    """Factors from steps of decodes alone and from steps with prompts."""
+    found = _levels(decodes), _levels(prompts)
+    error_N = np.abs(np.concatenate([error_N for _, errors in found for error_N in errors]))
+    return Calibration(decodes=found[0][0], prompts=found[1][0], num_points=len(error_N),
+                       error=float(np.median(error_N)), measured=dict(measured))
+
+
+def _levels(steps: Measured) -> tuple[Levels, list[Array]]:
+    """Factors by tokens, and the errors that are left. Each level has steps of a few models and contexts: its
+    own factors are drawn towards those of all levels together."""
     every = Points([point for level in steps.values() for point in level])
     common = fit(every, likely(OWN_RANGES), pull=_ALL, ranges=OWN_RANGES, cap=np.inf)
     levels = {tokens: Points(points) for tokens, points in sorted(steps.items())}
     found = {tokens: fit(points, common, pull=_LEVEL, ranges=OWN_RANGES, cap=np.inf)
              for tokens, points in levels.items()}
-    errors = np.concatenate([levels[tokens].errors(eff) for tokens, eff in found.items()])
-    return Calibration(tokens=tuple(found), factors=tuple(found.values()), num_points=len(errors),
-                       error=float(np.median(np.abs(errors))), measured=dict(measured))
+    return (Levels(tokens=tuple(found), factors=tuple(found.values())),
+            [levels[tokens].errors(eff) for tokens, eff in found.items()])

@@ -9,17 +9,18 @@ import pytest
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.simulated import LOADS, Beside, SimulatedArgs, report, run
-from ridgeline.ledger.efficiency import Calibration, Efficiency
+from ridgeline.ledger.efficiency import Calibration, Efficiency, Levels
 from ridgeline.ledger.profile import MachineProfile, save_profile
 from tests.engine.tiny import tiny_folder
 
 
 def profile(tmp_path: Path) -> MachineProfile:
     factors = Efficiency(step_s=1e-3)
+    levels = Levels(tokens=(1, 64), factors=(factors, factors))
     return MachineProfile(
         name=str(tmp_path / "machine.json"), threads=1, memory_bytes=10**9, read_bytes_per_s=1e10,
         flops_per_s={"float32": 1e10}, about={},
-        calibration=Calibration(tokens=(1, 64), factors=(factors, factors), error=0.0, num_points=2))
+        calibration=Calibration(decodes=levels, prompts=levels, error=0.0, num_points=2))
 
 
 def test_every_rate_has_its_errors_and_what_two_live_runs_differ(tmp_path: Path) -> None:

@@ -97,12 +97,13 @@ def test_a_calibration_knows_steps_between_its_levels_and_models_that_it_was_not
             for context in (500, 3000):
                 step = worker(name)([Rows(rows=rows, start=context, count=1)])
                 steps.setdefault(rows, []).append(Point.of_step(step, float(step_s(step, truth(rows)))))
-    calibration = calibrate_steps(steps)
+    calibration = calibrate_steps(steps, steps)
     assert calibration.error < 0.01
     judged = worker("llama-3.1-8b")
     for rows in (1, 8, 32, 128):
         step = judged([Rows(rows=rows, start=8000, count=1)])
-        assert step_s(step, calibration.at(rows)) == pytest.approx(step_s(step, truth(rows)), rel=0.03)
+        found_s = step_s(step, calibration.decodes.at(rows))
+        assert found_s == pytest.approx(step_s(step, truth(rows)), rel=0.03)
 
 
 def test_no_points_are_no_calibration() -> None:
