@@ -4,7 +4,8 @@ floors and writes a profile that plans and benchmarks use when it is named.
 The steps are of models with random weights (of the default model where a processor multiplies packed
 weights), at a few batches and contexts each: what is judged later is another model, or another batch at
 another context. A processor's speed drifts by a fifth within tens of seconds where others share its host: it
-goes through all steps several times, and each counts with the median over these passes.
+goes through all steps several times, each time in another order, so that no kind of step is measured in the
+better moments, and each counts with the median over these passes.
 """
 
 import gc
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from statistics import median
 
 import torch
@@ -31,6 +33,7 @@ from ridgeline.ledger.sums import Rows
 
 _FEWEST = 8  # decode steps of a case in one pass
 _PROMPTS, _SMALL = 3, 256  # prompts of a case at most; with several passes, tokens of them together
+_SAY_S = 2.0
 _DISTURBED = 0.5  # of a pass over the fastest one, from which it is said: drift alone makes 0.2 to 0.4
 
 
@@ -82,7 +85,7 @@ class Course:
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, prompts=(32, 128, 512, 2048), cache_bytes=40_000_000_000)
 CPU = Course(models=((None, "auto"),), rows=(1, 2, 3, 4, 5, 6, 8, 12, 16, 24), contexts=(48, 400),
-             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), passes=5)
+             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), passes=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,16 +165,15 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
 def measured(stepper: Stepper, course: Course,
              say: Callable[[str], object] = lambda text: None) -> dict[Case, list[Measured]]:
     """Every case of a course, once in each pass."""
-    cases = course.cases()
+    cases, random = course.cases(), Random(0)
     found: dict[Case, list[Measured]] = {case: [] for case in cases}
     begun = last = time.perf_counter()
-    for number in range(course.passes):
-        for place, case in enumerate(cases):
-            found[case].append(_once(stepper, case, course.passes))
-            if (now := time.perf_counter()) > last + 2:
-                say(f"{stepper.engine.name}: step {number * len(cases) + place + 1} of "
-                    f"{course.passes * len(cases)}, {now - begun:.0f} s")
-                last = now
+    todo = [case for _ in range(course.passes) for case in random.sample(cases, len(cases))]
+    for number, case in enumerate(todo):
+        found[case].append(_once(stepper, case, course.passes))
+        if (now := time.perf_counter()) > last + _SAY_S:
+            say(f"{stepper.engine.name}: {number + 1} of {len(todo)} steps measured in {now - begun:.0f} s")
+            last = now
     return found
 
 
