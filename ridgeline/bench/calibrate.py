@@ -40,11 +40,12 @@ _DISTURBED = 0.5  # of a pass over the fastest one, from which it is said: drift
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A step: so many decodes with context tokens behind each, and beside them, or alone, a prompt of so many
-    tokens (0: none)."""
+    tokens (0: none). pause_s: in which nothing runs, before it."""
 
     rows: int
     context: int = 0
     prompt: int = 0
+    pause_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -61,8 +62,8 @@ class Case:
 class Course:
     """What a kind of device is measured with. models: (name, load format). rows: of decode steps. contexts:
     behind each row, the second at most so long that `tokens` are in the cache. prompts: tokens of the steps
-    with a prompt; beside: how many of them are decodes. passes: through all steps. cache_bytes: of each
-    engine, None for its own choice."""
+    with a prompt; beside: how many of them are decodes. pause_s: before prompts that come alone, once more
+    (0: not at all). passes: through all steps. cache_bytes: of each engine, None for its own choice."""
 
     models: Sequence[tuple[str | None, str]]
     rows: Sequence[int]
@@ -70,6 +71,7 @@ class Course:
     tokens: int
     prompts: Sequence[int]
     beside: Sequence[int] = (0,)
+    pause_s: float = 0.0
     passes: int = 1
     cache_bytes: int | None = None
 
@@ -78,24 +80,28 @@ class Course:
         return [Case(rows=rows, context=context) for rows in self.rows
                 for context in (self.contexts[0], min(self.contexts[1], self.tokens // rows))
                 ] + [Case(rows=rows, context=sum(self.contexts) // 2 if rows else 0, prompt=tokens - rows)
-                     for tokens in self.prompts for rows in self.beside if tokens - rows > 1]
+                     for tokens in self.prompts for rows in self.beside if tokens - rows > 1
+                ] + [Case(rows=0, prompt=tokens, pause_s=self.pause_s)
+                     for tokens in self.prompts if self.pause_s]
 
 
 # One large model and one small one: bytes and launches weigh differently in their steps.
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, prompts=(32, 128, 512, 2048), cache_bytes=40_000_000_000)
 CPU = Course(models=((None, "auto"),), rows=(1, 2, 3, 4, 5, 6, 8, 12, 16, 24), contexts=(48, 400),
-             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), passes=8)
+             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), pause_s=0.2,
+             passes=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """Measured steps by their tokens, each with its work at the profile's rates: decodes alone, and with
-    prompts. apart: how much longer the slowest of a few passes took over a step than the fastest, median over
-    the steps; 0 with one pass."""
+    prompts. woken: seconds of a prompt in a row of them, and after a pause. apart: how much longer the
+    slowest of a few passes took over a step than the fastest, median over the steps; 0 with one pass."""
 
     decodes: dict[int, list[Point]] = field(default_factory=dict)
     prompts: dict[int, list[Point]] = field(default_factory=dict)
+    woken: list[tuple[float, float]] = field(default_factory=list)
     apart: float = 0.0
 
 
@@ -122,7 +128,8 @@ def run(args: CalibrateArgs, write: Callable[[str], object] = print) -> int:
     measured = measure_machine(device)
     write(profile.text())
     taken = course_steps(GPU if on_gpu else CPU, profile, device.type, args.threads, _say)
-    profile = replace(profile, calibration=calibrate_steps(taken.decodes, taken.prompts, measured))
+    profile = replace(profile, calibration=calibrate_steps(taken.decodes, taken.prompts, taken.woken,
+                                                           measured))
     assert profile.calibration is not None
     write(report(profile.calibration, taken.apart))
     path, seconds = save_profile(profile), time.perf_counter() - begun
@@ -147,12 +154,16 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
             kv_cache_bytes=course.cache_bytes, max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)
-            for case, passes in measured(stepper, course, say).items():
-                seconds = [one.seconds for one in passes]
+            found = measured(stepper, course, say)
+            took_s = {case: median(one.seconds for one in passes) for case, passes in found.items()}
+            for case, passes in found.items():
+                apart.append(max(one.seconds for one in passes) / min(one.seconds for one in passes) - 1)
+                if case.pause_s:
+                    taken.woken.append((took_s[replace(case, pause_s=0.0)], took_s[case]))
+                    continue
                 step = work(case.parts(round(median(one.context for one in passes))))
                 (taken.prompts if case.prompt else taken.decodes).setdefault(case.tokens, []).append(
-                    Point.of_step(step, median(seconds), about=stepper.engine.name))
-                apart.append(max(seconds) / min(seconds) - 1)
+                    Point.of_step(step, took_s[case], about=stepper.engine.name))
         finally:
             stepper.close()
             del stepper
@@ -181,6 +192,9 @@ def _once(stepper: Stepper, case: Case, passes: int) -> Measured:
     """In one of a few passes."""
     if not case.prompt:
         return stepper.decode(case.rows, case.context, max(STEPS // passes, _FEWEST))
+    if case.pause_s:
+        time.sleep(case.pause_s)
+        return stepper.prompt(case.prompt, num=1)
     few = _PROMPTS if passes == 1 else min(_PROMPTS, max(_SMALL // case.tokens, 1))
     return stepper.prompt(case.prompt, case.rows, case.context, few)
 
@@ -193,6 +207,9 @@ def report(calibration: Calibration, apart: float) -> str:
                   f"for the cache, {eff.prefill:4.0%} of the products' rate, {eff.launch_s * 1e6:.1f} us an "
                   f"operation, {seconds_text(eff.step_s)} a step"
                   for tokens, eff in zip(levels.tokens, levels.factors, strict=True)]
+    if calibration.waking.share:
+        lines.append(f"  a step after a pause: {calibration.waking.share:.0%} longer, at most "
+                     f"{seconds_text(calibration.waking.most_s)}")
     lines.append(f"residual error of the {calibration.num_points} steps that were fitted: median "
                  f"{calibration.error:.1%}")
     if apart:

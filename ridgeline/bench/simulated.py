@@ -76,7 +76,8 @@ def run(args: SimulatedArgs, write: Callable[[str], object] = print) -> int:
     engine = build_engine(args.engine, trace=trace)
     try:
         machine = Machine(name=engine.name, capacity=engine.capacity, seconds=engine.steps(profile),
-                          floor=engine.steps(profile), max_in_flight=engine.executor.max_in_flight)
+                          floor=engine.steps(profile), max_in_flight=engine.executor.max_in_flight,
+                          waking=profile.calibration.waking)
         ask = WorkloadAsk(lengths=args.lengths, length_scale=args.length_scale, seed=args.seed,
                           num_requests=args.num_requests)
         most = _all_at_once(machine, ask)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels
+from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels, Waking
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.work import Work, stack
 
@@ -195,13 +195,14 @@ _ALL, _LEVEL = 1e-3, 1e-2
 Measured = Mapping[int, Sequence[Point]]  # bare steps (`Point.of_step`) by their tokens
 
 
-def calibrate_steps(decodes: Measured, prompts: Measured,
+def calibrate_steps(decodes: Measured, prompts: Measured, woken: Sequence[tuple[float, float]] = (),
                     measured: Mapping[str, float] = _NONE) -> Calibration:
-    """Factors from steps of decodes alone and from steps with prompts."""
+    """Factors from steps of decodes alone and from steps with prompts. woken: seconds of a step in a row of
+    others, and after a pause."""
     found = _levels(decodes), _levels(prompts)
     error_N = np.abs(np.concatenate([error_N for _, errors in found for error_N in errors]))
-    return Calibration(decodes=found[0][0], prompts=found[1][0], num_points=len(error_N),
-                       error=float(np.median(error_N)), measured=dict(measured))
+    return Calibration(decodes=found[0][0], prompts=found[1][0], waking=waking(woken),
+                       num_points=len(error_N), error=float(np.median(error_N)), measured=dict(measured))
 
 
 def _levels(steps: Measured) -> tuple[Levels, list[Array]]:
@@ -214,3 +215,15 @@ def _levels(steps: Measured) -> tuple[Levels, list[Array]]:
              for tokens, points in levels.items()}
     return (Levels(tokens=tuple(found), factors=tuple(found.values())),
             [levels[tokens].errors(eff) for tokens, eff in found.items()])
+
+
+def waking(woken: Sequence[tuple[float, float]]) -> Waking:
+    """What (seconds in a row of others, seconds after a pause) say: of all that go through two of them, the
+    one with the least sum of |log(estimate / measured)|. Nothing without any."""
+    more = [(max(after / busy - 1, 0.0), max(after - busy, 0.0)) for busy, after in woken]
+    tried = [Waking(share=share, most_s=most_s) for share, _ in more for _, most_s in more]
+
+    def off(one: Waking) -> float:
+        return sum(abs(np.log((busy + one(busy)) / after)) for busy, after in woken)
+
+    return min(tried, key=off, default=Waking())

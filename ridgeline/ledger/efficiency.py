@@ -96,18 +96,31 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """What a step takes longer that finds its device idle, as processors and their caches run down: a share
+    of its seconds, but no more than most_s."""
+
+    share: float = 0.0
+    most_s: float = 0.0
+
+    def __call__(self, seconds: float) -> float:
+        return min(self.share * seconds, self.most_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """A machine's factors: of steps all of whose tokens are projected (decodes, drafts among them), and of
     steps with prompts, which run other kernels and are launched in another way.
 
-    error: median |estimate / measured - 1| of the num_points steps that were fitted. measured: what else was
-    measured on the way, in units that the names end in.
+    waking: of the first step after a pause. error: median |estimate / measured - 1| of the num_points steps
+    that were fitted. measured: what else was measured on the way, in units that the names end in.
     """
 
     decodes: Levels
     prompts: Levels
     error: float
     num_points: int
+    waking: Waking = Waking()
     measured: Mapping[str, float] = field(default_factory=dict)
 
     def of_plan(self, rows: float, prompt: float) -> Efficiency:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ridgeline.base.config import cache_dir
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import Calibration, Efficiency, Levels
+from ridgeline.ledger.efficiency import Calibration, Efficiency, Levels, Waking
 from ridgeline.spec.hardware import HardwareSpec
 
 FORMAT = 1
@@ -109,8 +109,8 @@ def _calibration_fields(calibration: Calibration) -> dict[str, Any]:
         return {"tokens": of.tokens, "factors": factors}
 
     return {"decodes": levels(calibration.decodes), "prompts": levels(calibration.prompts),
-            "error": calibration.error, "num_points": calibration.num_points,
-            "measured": dict(calibration.measured)}
+            "waking": dataclasses.asdict(calibration.waking), "error": calibration.error,
+            "num_points": calibration.num_points, "measured": dict(calibration.measured)}
 
 
 def _calibration(fields: dict[str, Any] | None) -> Calibration | None:
@@ -122,7 +122,7 @@ def _calibration(fields: dict[str, Any] | None) -> Calibration | None:
         return Levels(tokens=tuple(of["tokens"]), factors=tuple(factors))
 
     decodes, prompts = levels(fields.pop("decodes")), levels(fields.pop("prompts"))
-    return Calibration(decodes=decodes, prompts=prompts, **fields)
+    return Calibration(decodes=decodes, prompts=prompts, waking=Waking(**fields.pop("waking")), **fields)
 
 
 def load_profile(name: str) -> MachineProfile:
