@@ -1,6 +1,7 @@
 """Drives a loop with a fixed number of requests at a time, in this thread, and returns what it recorded.
 
-Prompts are random token ids, new in every round, so that no round finds its prompts in the prefix cache.
+Prompts are random token ids, new in every round, so that no round finds its prompts in the prefix cache, but
+for those that are asked for again.
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,15 @@ from ridgeline.spec.sampling import SamplingParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """num_requests of prompt_tokens in and output_tokens out, `concurrency` at a time; all end by length.
-    grammar: that answers follow, which must be longer than they may be."""
+    grammar: that answers follow, which must be longer than they may be. again: the prompts of every such
+    round, cut to this length: a prefix cache has them from the second round on."""
 
     num_requests: int
     concurrency: int
     prompt_tokens: int
     output_tokens: int
     grammar: str | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +43,19 @@ class Round:
 
 
 class Prompts:
-    """Random prompts, none given twice. Ids below 3 are left out: checkpoints keep special tokens there."""
+    """Random prompts, none given twice unless it is asked for again. Ids below 3 are left out: checkpoints
+    keep special tokens there."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._vocab_size = vocab_size
+        self._seed = seed
         self._random = np.random.default_rng(seed)
 
-    def take(self, num_prompts: int, num_tokens: int) -> Iterator[NDArray[np.int32]]:
-        for _ in range(num_prompts):
-            yield self._random.integers(3, self._vocab_size, num_tokens).astype(np.int32)
+    def take(self, shape: Shape) -> Iterator[NDArray[np.int32]]:
+        """A round's. The numbers of a generator's prompt do not hang on its length: a cut is a prefix."""
+        for row in range(shape.num_requests):
+            random = np.random.default_rng((self._seed, row)) if shape.again else self._random
+            yield random.integers(3, self._vocab_size, shape.prompt_tokens).astype(np.int32)
 
 
 class Driver:
@@ -66,10 +73,10 @@ class Driver:
         engine's reason."""
         self._trace.steps.clear()
         self._trace.requests.clear()
-        waiting = self._prompts.take(shape.num_requests, shape.prompt_tokens)
+        waiting = self._prompts.take(shape)
         started_s = self._clock.now()
         if beside is not None:
-            for prompt in self._prompts.take(beside.num_requests, beside.prompt_tokens):
+            for prompt in self._prompts.take(beside):
                 self._add(prompt, beside)
         for prompt in islice(waiting, shape.concurrency):
             self._add(prompt, shape)

@@ -19,7 +19,7 @@ from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import step_s
 
 STEPS = 24  # of which the median counts
-_PROMPTS, _BESIDE = 5, 24  # beside decodes: prompts, and tokens of each answer, enough for all of them
+_BESIDE = 8  # tokens that decodes beside prompts answer for each of these, and before the first
 _MAX_RECORDS = 1 << 16
 BATCHES, CONTEXTS = (1, 8, 32, 128), (1024, 8192)
 
@@ -84,36 +84,33 @@ class Stepper:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def decode(self, rows: int, context: int) -> Measured:
-        """ConfigError when so many rows never decode together. Rows whose prompts come first decode while the
-        others' are computed: answers are as much longer."""
+    def decode(self, rows: int, context: int, num: int = STEPS) -> Measured:
+        """The median of num steps. ConfigError when so many rows never decode together. Rows whose prompts
+        come first decode while the others' are computed: answers are as much longer."""
         budget = self.engine.capacity.max_step_tokens
-        output = min(STEPS + 2 + -(-rows * context // max(budget - rows, 1)), self.longest(rows) // 2)
-        prompt = max(min(context + STEPS // 2, self.longest(rows)) - output, 1)
+        output = min(num + 2 + -(-rows * context // max(budget - rows, 1)), self.longest(rows) // 2)
+        prompt = max(min(context + num // 2, self.longest(rows)) - output, 1)
         done = self._driver.run(Shape(num_requests=rows, concurrency=rows, prompt_tokens=prompt,
-                                      output_tokens=output))
-        steps = [s for s in done.steps if s.num_chunks == 0 and s.num_decodes == rows][-STEPS:]
+                                      output_tokens=output, again=True))
+        steps = [s for s in done.steps if s.num_chunks == 0 and s.num_decodes == rows][-num:]
         if len(steps) < 3:
             raise ConfigError(f"{rows} rows of {context} tokens never decode together: lower --batch or "
                               "--context")
         return Measured(rows=rows, seconds=_between_s(steps),
                         context=round(median(s.context_tokens for s in steps) / rows))
 
-    def mixed(self, rows: int, context: int, tokens: int) -> Measured:
-        """The median step of one prompt of so many tokens beside so many decodes."""
-        beside = Shape(num_requests=rows, concurrency=rows, prompt_tokens=context, output_tokens=_BESIDE)
-        done = self._driver.run(Shape(num_requests=_PROMPTS, concurrency=1, prompt_tokens=tokens,
-                                      output_tokens=1), beside)
+    def prompt(self, tokens: int, rows: int = 0, context: int = 0, num: int = 3) -> Measured:
+        """The median step of num prompts of so many tokens, one after another, beside so many decodes with
+        so much behind them; context: 0 without any. ConfigError when none came beside them."""
+        asked = Shape(num_requests=num, concurrency=1, prompt_tokens=tokens, output_tokens=1)
+        beside = Shape(num_requests=rows, concurrency=rows, prompt_tokens=context, again=True,
+                       output_tokens=_BESIDE * (num + 1))
+        done = self._driver.run(asked, beside if rows else None)
         steps = [s for s in done.steps if s.num_decodes == rows and s.prefill_tokens == tokens]
         if not steps:
             raise ConfigError(f"no prompt of {tokens} tokens came beside {rows} decodes")
         return Measured(rows=rows, seconds=median(s.measured_s for s in steps),
-                        context=round(median(s.context_tokens - tokens for s in steps) / rows))
-
-    def chunk(self, tokens: int) -> float:
-        """The median step of one prompt of so many tokens, seconds."""
-        done = self._driver.run(Shape(num_requests=3, concurrency=1, prompt_tokens=tokens, output_tokens=1))
-        return median(s.measured_s for s in done.steps if s.prefill_tokens == tokens)
+                        context=round(median(s.context_tokens - tokens for s in steps) / max(rows, 1)))
 
 
 def _between_s(steps: Sequence[StepRecord]) -> float:
@@ -135,7 +132,7 @@ def compare(stepper: Stepper, profile: MachineProfile, batches: Sequence[int],
             one = stepper.decode(rows, asked)
             step = work([Rows(rows=rows, start=one.context - 1, count=1)])
             found.append(Compared(rows=rows, asked=asked, context=one.context, measured_s=one.seconds,
-                                  predicted_s=float(step_s(step, calibration.at(rows)))))
+                                  predicted_s=float(step_s(step, calibration.decodes.at(rows)))))
     return found
 
 

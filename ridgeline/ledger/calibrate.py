@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency
+from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels, Waking
 from ridgeline.ledger.served import Load, served
 from ridgeline.ledger.work import Work, stack
 
@@ -187,18 +187,43 @@ OWN_RANGES: Mapping[str, Range] = MappingProxyType({
     "bandwidth": _range(0.85, 0.1, 1.05, 0.5), "cache": _range(0.6, 0.05, 1.05, 1.0),
     "prefill": _range(0.6, 0.03, 1.0, 1.0), "attention": _range(0.4, 0.02, 1.0, 1.0),
     "launch_s": _range(3e-6, 1e-7, 1e-3, 1.5), "step_s": _range(5e-5, 1e-6, 2e-2, 1.5)})
-_ALL, _LEVEL = 1e-3, 2e-4  # pulls: of all steps together towards OWN_RANGES, of a level's towards all
+# Pulls: of all steps together towards OWN_RANGES, of a level's towards all. A level has fewer steps than
+# factors: with less its factors follow the noise of its steps, with more they miss them by some per cent.
+_ALL, _LEVEL = 1e-3, 1e-2
 
 
-def calibrate_steps(steps: Mapping[int, Sequence[Point]],
+Measured = Mapping[int, Sequence[Point]]  # bare steps (`Point.of_step`) by their tokens
+
+
+def calibrate_steps(decodes: Measured, prompts: Measured, woken: Sequence[tuple[float, float]] = (),
                     measured: Mapping[str, float] = _NONE) -> Calibration:
-    """Factors by tokens of a step from bare steps (`Point.of_step`), ascending. Each level has steps of a few
-    models and contexts: its own factors are drawn towards those of all levels together."""
+    """Factors from steps of decodes alone and from steps with prompts. woken: seconds of a step in a row of
+    others, and after a pause."""
+    found = _levels(decodes), _levels(prompts)
+    error_N = np.abs(np.concatenate([error_N for _, errors in found for error_N in errors]))
+    return Calibration(decodes=found[0][0], prompts=found[1][0], waking=waking(woken),
+                       num_points=len(error_N), error=float(np.median(error_N)), measured=dict(measured))
+
+
+def _levels(steps: Measured) -> tuple[Levels, list[Array]]:
+    """Factors by tokens, and the errors that are left. Each level has steps of a few models and contexts: its
+    own factors are drawn towards those of all levels together."""
     every = Points([point for level in steps.values() for point in level])
     common = fit(every, likely(OWN_RANGES), pull=_ALL, ranges=OWN_RANGES, cap=np.inf)
     levels = {tokens: Points(points) for tokens, points in sorted(steps.items())}
     found = {tokens: fit(points, common, pull=_LEVEL, ranges=OWN_RANGES, cap=np.inf)
              for tokens, points in levels.items()}
-    errors = np.concatenate([levels[tokens].errors(eff) for tokens, eff in found.items()])
-    return Calibration(tokens=tuple(found), factors=tuple(found.values()), num_points=len(errors),
-                       error=float(np.median(np.abs(errors))), measured=dict(measured))
+    return (Levels(tokens=tuple(found), factors=tuple(found.values())),
+            [levels[tokens].errors(eff) for tokens, eff in found.items()])
+
+
+def waking(woken: Sequence[tuple[float, float]]) -> Waking:
+    """What (seconds in a row of others, seconds after a pause) say: of all that go through two of them, the
+    one with the least sum of |log(estimate / measured)|. Nothing without any."""
+    more = [(max(after / busy - 1, 0.0), max(after - busy, 0.0)) for busy, after in woken]
+    tried = [Waking(share=share, most_s=most_s) for share, _ in more for _, most_s in more]
+
+    def off(one: Waking) -> float:
+        return sum(abs(np.log((busy + one(busy)) / after)) for busy, after in woken)
+
+    return min(tried, key=off, default=Waking())

@@ -73,24 +73,12 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """A machine's factors by tokens of a step, since kernels reach other shares with other numbers of rows.
-
-    tokens: ascending; factors: of each. error: median |estimate / measured - 1| of the num_points steps that
-    were fitted. measured: what else was measured on the way, in units that the names end in.
-    """
+class Levels:
+    """Factors by the tokens of a step, since kernels reach other shares with other numbers of rows. tokens:
+    ascending; factors: of each."""
 
     tokens: tuple[int, ...]
     factors: tuple[Efficiency, ...]
-    error: float
-    num_points: int
-    measured: Mapping[str, float] = field(default_factory=dict)
-
-    def of_plan(self, rows: float, prompt: float) -> Efficiency:
-        """One set of factors for decode steps of so many rows beside prompts of so many tokens: the shares of
-        the products' rate are the prompt's, all else the decodes'."""
-        chunk = self.at(prompt)
-        return self.at(rows).having({name: getattr(chunk, name) for name in ("prefill", "attention")})
 
     def at(self, tokens: float) -> Efficiency:
         """The factors of a step of so many tokens: between two levels each factor is drawn between theirs, in
@@ -105,3 +93,38 @@ class Calibration:
                  for name, value in ((f.name, getattr(low, f.name)) for f in fields(Efficiency))
                  if high.source(name) != ASSUMED and value > 0 and getattr(high, name) > 0}
         return high.having(drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """What a step takes longer that finds its device idle, as processors and their caches run down: a share
+    of its seconds, but no more than most_s."""
+
+    share: float = 0.0
+    most_s: float = 0.0
+
+    def __call__(self, seconds: float) -> float:
+        return min(self.share * seconds, self.most_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A machine's factors: of steps all of whose tokens are projected (decodes, drafts among them), and of
+    steps with prompts, which run other kernels and are launched in another way.
+
+    waking: of the first step after a pause. error: median |estimate / measured - 1| of the num_points steps
+    that were fitted. measured: what else was measured on the way, in units that the names end in.
+    """
+
+    decodes: Levels
+    prompts: Levels
+    error: float
+    num_points: int
+    waking: Waking = Waking()
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def of_plan(self, rows: float, prompt: float) -> Efficiency:
+        """One set of factors for decode steps of so many rows beside prompts of so many tokens: the shares of
+        the products' rate are the prompt's, all else the decodes'."""
+        chunk = self.prompts.at(prompt)
+        return self.decodes.at(rows).having({name: getattr(chunk, name) for name in ("prefill", "attention")})

@@ -14,7 +14,7 @@ from typing import Any
 
 from ridgeline.base.config import cache_dir
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import Calibration, Efficiency
+from ridgeline.ledger.efficiency import Calibration, Efficiency, Levels, Waking
 from ridgeline.spec.hardware import HardwareSpec
 
 FORMAT = 1
@@ -103,17 +103,26 @@ def _table(fields: dict[str, Any]) -> StepTable:
 
 
 def _calibration_fields(calibration: Calibration) -> dict[str, Any]:
-    factors = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
-               | {"sources": dict(one.sources)} for one in calibration.factors]
-    return {"tokens": calibration.tokens, "factors": factors, "error": calibration.error,
+    def levels(of: Levels) -> dict[str, Any]:
+        factors = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
+                   | {"sources": dict(one.sources)} for one in of.factors]
+        return {"tokens": of.tokens, "factors": factors}
+
+    return {"decodes": levels(calibration.decodes), "prompts": levels(calibration.prompts),
+            "waking": dataclasses.asdict(calibration.waking), "error": calibration.error,
             "num_points": calibration.num_points, "measured": dict(calibration.measured)}
 
 
 def _calibration(fields: dict[str, Any] | None) -> Calibration | None:
     if fields is None:
         return None
-    factors = tuple(Efficiency(**{**one, "band": tuple(one["band"])}) for one in fields.pop("factors"))
-    return Calibration(factors=factors, tokens=tuple(fields.pop("tokens")), **fields)
+
+    def levels(of: dict[str, Any]) -> Levels:
+        factors = (Efficiency(**{**one, "band": tuple(one["band"])}) for one in of["factors"])
+        return Levels(tokens=tuple(of["tokens"]), factors=tuple(factors))
+
+    decodes, prompts = levels(fields.pop("decodes")), levels(fields.pop("prompts"))
+    return Calibration(decodes=decodes, prompts=prompts, waking=Waking(**fields.pop("waking")), **fields)
 
 
 def load_profile(name: str) -> MachineProfile:

@@ -85,7 +85,7 @@ class Steps:
         assert estimate or calibration is None, "a floor has no factors"
         self._deployment, self._estimate, self._calibration = deployment, estimate, calibration
         self._layout = deployment.layout
-        self._forms: dict[int, tuple[float, tuple[StageForm, ...]]] = {}
+        self._forms: dict[tuple[int, bool], tuple[float, tuple[StageForm, ...]]] = {}
         self._decodes: dict[int, tuple[float, int, list[_Decodes]]] = {}
 
     def __call__(self, step: StepShape) -> float:
@@ -94,7 +94,7 @@ class Steps:
         if num_sampled == len(count) == num_tokens:
             return float(self.decodes(np.asarray(step.start), 1)[0])
         share, turns = self._share(len(count))
-        beside_s, forms = self._forms_at(num_tokens * share)
+        beside_s, forms = self._forms_at(num_tokens * share, prompts=num_sampled < num_tokens)
         seconds = []
         for form in forms:
             sums_S = _scaled(form, form.summer.vector(step.start, count, num_sampled), share)
@@ -105,7 +105,7 @@ class Steps:
         num_rows = len(start)
         if num_rows not in self._decodes:
             share, turns = self._share(num_rows)
-            beside_s, forms = self._forms_at(num_rows * share)
+            beside_s, forms = self._forms_at(num_rows * share, prompts=False)
             self._decodes[num_rows] = beside_s, turns, [_decodes(form, num_rows, share) for form in forms]
         beside_s, turns, stages = self._decodes[num_rows]
         keys: dict[int | None, NDArray[np.float64]] = {}
@@ -126,16 +126,18 @@ class Steps:
         turns = max(min(self._layout.pp, num_rows), 1)
         return 1.0 / (turns * self._layout.groups), turns
 
-    def _forms_at(self, tokens: float) -> tuple[float, tuple[StageForm, ...]]:
+    def _forms_at(self, tokens: float, prompts: bool) -> tuple[float, tuple[StageForm, ...]]:
         """(seconds beside the stages, the stages' forms) of steps of so many tokens."""
-        level = 0 if self._calibration is None else max(round(np.log2(max(tokens, 1.0)) * _LEVELS), 0)
-        if level not in self._forms:
+        calibration = self._calibration
+        level = 0 if calibration is None else max(round(np.log2(max(tokens, 1.0)) * _LEVELS), 0)
+        if (level, prompts) not in self._forms:
             deployment = self._deployment
-            if self._calibration is not None:
-                deployment = replace(deployment, efficiency=self._calibration.at(2.0 ** (level / _LEVELS)))
+            if calibration is not None:
+                levels = calibration.prompts if prompts else calibration.decodes
+                deployment = replace(deployment, efficiency=levels.at(2.0 ** (level / _LEVELS)))
             beside_s = deployment.efficiency.step_s if self._estimate else 0.0
-            self._forms[level] = beside_s, deployment.forms(estimate=self._estimate)
-        return self._forms[level]
+            self._forms[level, prompts] = beside_s, deployment.forms(estimate=self._estimate)
+        return self._forms[level, prompts]
 
 
 def _scaled(form: StageForm, sums_S: NDArray[np.float64], share: float) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.efficiency import Calibration
+from ridgeline.ledger.efficiency import Calibration, Waking
 from ridgeline.ledger.memory import needed_cache_bytes
 from ridgeline.ledger.steps import NominalSteps, Steps, StepSeconds
 from ridgeline.planner.room import KV_BYTES
@@ -53,7 +53,8 @@ def machine_of(setup: Setup, *, num_rows: int, max_step_tokens: int, block_token
         floor=Steps(setup.deployment, estimate=False),
         num_devices=setup.layout.replica_devices, price_usd_per_hour=price if given is None else given,
         cache_bytes=lambda num_tokens: needed_cache_bytes(setup.spec, num_tokens, KV_BYTES[setup.ask.kv]),
-        link_bytes_per_s=_link(setup) * setup.layout.replica_devices, page_s=page_s)
+        link_bytes_per_s=_link(setup) * setup.layout.replica_devices, page_s=page_s,
+        waking=Waking() if calibration is None else calibration.waking)
 
 
 def _host(setup: Setup, page_bytes: int, host_bytes: int) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from ridgeline.schedule.plan import Int, Long, StepPlan, StepResult
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbours end up far apart
 _HIGH = np.uint64(33)
+_IDLE_S = 0.01  # a pause that a device notices
 
 
 def made_up(request: Long, position: Long, vocab_size: int) -> Int:
@@ -37,15 +38,18 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LedgerExecutor:
     """A step takes seconds(plan) once its pages from and to the host are copied, each in page_s: as on a
     device, whose stream has the copies before the forward pass. A row that samples gets a token that depends
-    on its request and place. seen: told of each plan, but of those that are leapt over."""
+    on its request and place. seen: told of each plan, but of those that are leapt over. waking: what a step
+    of so many seconds takes longer after a pause."""
 
     def __init__(self, capacity: Capacity, seconds: StepSeconds, max_in_flight: int = 2,
-                 seen: Callable[[StepPlan], object] = lambda plan: None, page_s: float = 0.0) -> None:
+                 seen: Callable[[StepPlan], object] = lambda plan: None, page_s: float = 0.0,
+                 waking: Callable[[float], float] = lambda seconds: 0.0) -> None:
         self.max_in_flight = max_in_flight
         self._capacity = capacity
         self._seconds = seconds
         self._seen = seen
         self._page_s = page_s
+        self._waking = waking
         self._begun: deque[_Begun] = deque()
         self._next_ticket = 0
         self._free_at_s = 0.0
@@ -66,6 +70,8 @@ class LedgerExecutor:
         started_s = max(now, self._free_at_s)
         alone = plan.num_decodes == plan.num_rows
         took_s = float(self._seconds.decodes(plan.start, 1)[0]) if alone else self._seconds(plan)
+        if started_s > self._free_at_s + _IDLE_S:
+            took_s += self._waking(took_s)
         if len(plan.copies):
             took_s += self._page_s * np.count_nonzero(plan.copies.source_space | plan.copies.target_space)
         self._free_at_s = started_s + took_s

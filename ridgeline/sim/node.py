@@ -38,7 +38,8 @@ class Machine:
     """What an engine runs on. seconds: of its steps; floor: the least that they could take. max_in_flight:
     steps begun at once, as live. num_devices and their price: for what is said per device and per dollar.
     cache_bytes: of a sequence of so many tokens; link_bytes_per_s: at which all devices together hand caches
-    on, in one direction. page_s: of a page to host memory or back.
+    on, in one direction. page_s: of a page to host memory or back. waking: what a step of so many seconds
+    takes longer after a pause.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Machine:
     cache_bytes: Callable[[int], float] = lambda num_tokens: 0.0
     link_bytes_per_s: float = inf
     page_s: float = 0.0
+    waking: Callable[[float], float] = lambda seconds: 0.0
 
     def pressure(self) -> Pressure:
         """What preemption costs here: computing again by the ledger's floor, or copying there and back."""
@@ -116,7 +118,8 @@ class Node:
         capacity = machine.capacity
         self._executor = executor = LedgerExecutor(
             capacity, machine.seconds, machine.max_in_flight,
-            seen=trace.planned if isinstance(trace, Plans) else lambda plan: None, page_s=machine.page_s)
+            seen=trace.planned if isinstance(trace, Plans) else lambda plan: None, page_s=machine.page_s,
+            waking=machine.waking)
         self.manager = serving.manager(capacity)
         policy = make_policy(serving.policy, Needs(targets=serving.targets, price=machine.seconds))
         scheduler = Scheduler(capacity, self.manager, policy, max_num_batched_tokens=capacity.max_step_tokens,

@@ -30,20 +30,25 @@ def bare(path: Path) -> MachineProfile:
 def test_measured_steps_become_a_calibration_that_other_steps_are_compared_with(
         model: str, tmp_path: Path) -> None:
     profile = bare(tmp_path / "box.json")
-    course = Course(models=((model, "dummy"),), rows=(1, 4), contexts=(40, 120), tokens=400, chunks=(32,))
-    steps = course_steps(course, profile, "cpu", threads=1)
-    assert {tokens: len(points) for tokens, points in steps.items()} == {1: 2, 4: 2, 32: 1}
-    profile = replace(profile, calibration=calibrate_steps(steps, {"launch_s": 1e-5}))
+    course = Course(models=((model, "dummy"),), rows=(1, 4), contexts=(20, 60), tokens=200, prompts=(3, 16),
+                    beside=(0, 2), pause_s=1e-3, passes=2)
+    taken = course_steps(course, profile, "cpu", threads=1)
+    assert {tokens: len(points) for tokens, points in taken.decodes.items()} == {1: 2, 4: 2}
+    assert {tokens: len(points) for tokens, points in taken.prompts.items()} == {3: 1, 16: 2}
+    assert taken.apart > 0 and len(taken.woken) == 2
+    calibration = calibrate_steps(taken.decodes, taken.prompts, [(0.1, 0.12)], {"launch_s": 1e-5})
+    profile = replace(profile, calibration=calibration)
     save_profile(profile)
     kept = load_profile(profile.name)
     assert kept.calibration == profile.calibration
-    assert kept.calibration is not None and "residual error of the 5 steps" in report(kept.calibration)
+    assert "20% longer" in report(calibration, 0.1)
+    assert "residual error of the 7 steps" in report(calibration, 0.1)
     engine = EngineConfig(model=model, load_format="dummy", device="cpu", threads=1, progress=False,
                           max_num_seqs=4, prefix_caching=False)
     said: list[str] = []
-    run(StepArgs(engine=engine, profile=profile.name, batches=(2,), contexts=(80,), json=True), said.append)
+    run(StepArgs(engine=engine, profile=profile.name, batches=(2,), contexts=(40,), json=True), said.append)
     (found,) = json.loads(said[0])["steps"]
-    assert found["rows"] == 2 and 76 <= found["context"] <= 84
+    assert found["rows"] == 2 and 36 <= found["context"] <= 44
     assert found["predicted_s"] > 0 and found["error"] == found["predicted_s"] / found["measured_s"] - 1
 
 

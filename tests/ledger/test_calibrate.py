@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.ledger.calibrate import OWN_RANGES, RANGES, Point, Points, calibrate_steps, fit, likely
+from ridgeline.ledger.calibrate import OWN_RANGES, RANGES, Point, Points, calibrate_steps, fit, likely, waking
 from ridgeline.ledger.deployment import Deployment, Rates
 from ridgeline.ledger.efficiency import FITTED, Efficiency
 from ridgeline.ledger.layout import Layout, cut, stages
@@ -97,12 +97,21 @@ def test_a_calibration_knows_steps_between_its_levels_and_models_that_it_was_not
             for context in (500, 3000):
                 step = worker(name)([Rows(rows=rows, start=context, count=1)])
                 steps.setdefault(rows, []).append(Point.of_step(step, float(step_s(step, truth(rows)))))
-    calibration = calibrate_steps(steps)
+    calibration = calibrate_steps(steps, steps)
     assert calibration.error < 0.01
     judged = worker("llama-3.1-8b")
     for rows in (1, 8, 32, 128):
         step = judged([Rows(rows=rows, start=8000, count=1)])
-        assert step_s(step, calibration.at(rows)) == pytest.approx(step_s(step, truth(rows)), rel=0.03)
+        found_s = step_s(step, calibration.decodes.at(rows))
+        assert found_s == pytest.approx(step_s(step, truth(rows)), rel=0.03)
+
+
+def test_what_a_pause_costs_is_a_share_of_short_steps_and_no_more_than_so_much_of_long_ones() -> None:
+    woken = [(busy, busy + min(0.3 * busy, 0.03)) for busy in (0.02, 0.05, 0.2, 0.4, 0.9)]
+    found = waking([*woken, (0.1, 0.4)])  # one was disturbed
+    assert found.share == pytest.approx(0.3) and found.most_s == pytest.approx(0.03)
+    assert [found(busy) for busy, _ in woken] == pytest.approx([after - busy for busy, after in woken])
+    assert waking([])(1.0) == waking([(0.2, 0.19)])(1.0) == 0.0
 
 
 def test_no_points_are_no_calibration() -> None:

@@ -4,7 +4,7 @@ for."""
 import numpy as np
 import pytest
 
-from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency
+from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels
 from ridgeline.ledger.steps import Steps
 from ridgeline.ledger.sums import Rows
 from ridgeline.planner.ask import Ask
@@ -58,15 +58,17 @@ def test_a_prompt_beside_decodes_costs_more_than_either_and_less_than_both() -> 
     assert max(decodes, prompt) < both < decodes + prompt
 
 
-def test_a_calibration_gives_each_step_the_factors_of_its_size() -> None:
-    few, many = (Efficiency(bandwidth=b, step_s=s, sources={"bandwidth": FITTED, "step_s": FITTED})
-                 for b, s in ((0.5, 1e-3), (1.0, 2e-3)))
-    calibration = Calibration(tokens=(1, 64), factors=(few, many), error=0.0, num_points=2)
+def test_a_calibration_gives_each_step_the_factors_of_its_size_and_kind() -> None:
+    few, many, prompts = (Efficiency(bandwidth=b, step_s=s, sources={"bandwidth": FITTED, "step_s": FITTED})
+                 for b, s in ((0.5, 1e-3), (1.0, 2e-3), (0.8, 9e-3)))
+    calibration = Calibration(decodes=Levels(tokens=(1, 64), factors=(few, many)), error=0.0, num_points=3,
+                              prompts=Levels(tokens=(64,), factors=(prompts,)))
     deployment = setup("dense").deployment
     steps = Steps(deployment, estimate=True, calibration=calibration)
-    one, all64 = shape([0], [1]), shape([0] * 64, [1] * 64)
+    one, all64, chunk = shape([0], [1]), shape([0] * 64, [1] * 64), shape([0], [64])
     assert steps(one) == pytest.approx(Steps(_with(deployment, few), estimate=True)(one))
     assert steps(all64) == pytest.approx(Steps(_with(deployment, many), estimate=True)(all64))
+    assert steps(chunk) == pytest.approx(Steps(_with(deployment, prompts), estimate=True)(chunk))
 
 
 def _with(deployment, efficiency):  # type: ignore[no-untyped-def]

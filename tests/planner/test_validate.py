@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.cli import main
-from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency
+from ridgeline.ledger.efficiency import FITTED, Calibration, Efficiency, Levels
 from ridgeline.ledger.profile import MachineProfile, save_profile
 from ridgeline.planner.validate import validate
 
@@ -32,10 +32,11 @@ def test_a_plan_uses_a_calibrated_machine_when_it_is_named(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its device, its factors and their source; a device that is named as well keeps its own rates."""
     slow = Efficiency(sources={"step_s": FITTED}, step_s=0.5, band=(-0.1, 0.1))
+    levels = Levels(tokens=(1, 512), factors=(slow, slow))
     profile = MachineProfile(
         name=str(tmp_path / "box.json"), threads=1, memory_bytes=1 << 36, read_bytes_per_s=1e11,
         flops_per_s={"bfloat16": 1e13}, about={},
-        calibration=Calibration(tokens=(1, 512), factors=(slow, slow), error=0.02, num_points=4))
+        calibration=Calibration(decodes=levels, prompts=levels, error=0.02, num_points=4))
     save_profile(profile)
     assert main(["plan", "llama-3-8b", "--profile", profile.name, "--json"]) == 0
     own = json.loads(capsys.readouterr().out)

@@ -28,6 +28,15 @@ def test_one_request_takes_its_prompts_step_and_one_step_a_token() -> None:
     assert one.cost["usd_per_million_output_tokens"] == pytest.approx(3.6 / 3600 * 4.23 / 4 * 1e6)
 
 
+def test_the_first_step_after_a_pause_takes_longer_and_no_other() -> None:
+    meter = Meter(200)
+    node = Node(replace(machine(), waking=lambda seconds: seconds / 2), FCFS, meter)
+    Clients(node, workload((5.0, 20, 4), (8.0, 20, 4), (60.0, 20, 4)), 1000).run()
+    first_s = {one.record.id: one.record.first_token_s for one in meter.ended}
+    assert first_s["0"] == pytest.approx(5.0 + 1.8) and first_s["2"] == pytest.approx(60.0 + 1.8)
+    assert first_s["1"] == pytest.approx(6.8 + 3 * 1.01 + 1.2)
+
+
 def test_a_request_that_comes_while_a_step_runs_waits_for_it_and_for_the_one_begun_behind_it() -> None:
     """As in the live engine, which plans one step ahead: 'two' comes in step 2, step 3 is planned already."""
     meter = Meter(200)
