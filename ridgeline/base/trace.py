@@ -6,7 +6,7 @@ seconds of the clock that drove the loop. Knows no scheduler: whoever has the nu
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +105,7 @@ class RequestRecord:
     first_token_s: float | None
     finished_s: float
     floor_s: float | None = None
-    token_times_s: tuple[float, ...] = ()
+    token_times_s: Sequence[float] = ()
     tokenised_s: float | None = None
     first_started_s: float | None = None
     preprocess_s: float = 0.0
@@ -175,7 +175,7 @@ class JsonlTrace:
         self._file.close()
 
     def _write(self, line: dict[str, object]) -> None:
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False, default=list) + "\n")  # an array's numbers
 
 
 class Tee:

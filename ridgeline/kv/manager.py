@@ -47,6 +47,7 @@ class KVManager:
         may take while nobody uses them; None for what is free. num_host_pages: of the host's arena, its null
         page too; 0 for none."""
         self._rooms = rooms_of(layout.groups)
+        self._no_news = tuple(TableNews(row=[], index=[], page=[]) for _ in self._rooms)
         self.follows = prefix_caching or any(group.kind is not Paged for group in layout.groups)
         # one chain names the pages of all groups: it steps by what divides each group's page
         self._block_tokens = layout.block_tokens
@@ -270,8 +271,10 @@ class KVManager:
         as referenced by this step until step_finished(step)."""
         self._pool.close_step(step)
         self._index.now = now
-        news = tuple([TableNews(row=[], index=[], page=[]) for _ in self._rooms])
-        for seq in [seq for seq in self._dirty if seq in rows]:
+        due, news = [seq for seq in self._dirty if seq in rows], self._no_news
+        if due:
+            news = tuple([TableNews(row=[], index=[], page=[]) for _ in self._rooms])
+        for seq in due:
             row = rows[seq]
             for group, out in zip(self._dirty.pop(seq).groups, news):
                 if group.news:

@@ -7,7 +7,7 @@ token.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ridgeline.kv.prefix import Entry, PrefixIndex
@@ -104,19 +104,21 @@ class PagePool:
         if self._closed > self._finished or page in self._pins:
             self._pending[page] = self._closed
         else:
-            self._settle(page)
+            self._settle((page,))
 
     def drop_all(self, pages: Iterable[int]) -> None:
         """drop() of each, in order."""
         refs, pins, pending, step = self.refs, self._pins, self._pending, self._closed
         flying = step > self._finished
+        over = []
         for page in pages:
             refs[page] -= 1
             if not refs[page]:
                 if flying or page in pins:
                     pending[page] = step
                 else:
-                    self._settle(page)
+                    over.append(page)
+        self._settle(over)
 
     def touch(self, page: int) -> None:
         """A cached page counts as used just now."""
@@ -145,7 +147,7 @@ class PagePool:
         step = self._pending.get(page)
         if step is not None and step <= self._finished:
             del self._pending[page]
-            self._settle(page)
+            self._settle((page,))
 
     def close_step(self, step: int) -> None:
         """Pages dropped from now on may be touched by this step."""
@@ -166,7 +168,7 @@ class PagePool:
                 due.append(page)
         for page in due:
             del self._pending[page]
-            self._settle(page)
+        self._settle(due)
 
     def _forget(self, page: int) -> None:
         del self._idle[page]
@@ -175,11 +177,17 @@ class PagePool:
         self._index.remove(page)
         self.num_evicted += 1
 
-    def _settle(self, page: int) -> None:
-        if page in self._index:
-            self._idle[page] = None
-        else:
-            self._free.append(page)
+    def _settle(self, pages: Sequence[int]) -> None:
+        """Nobody holds these and nothing touches them any more."""
+        index = self._index
+        if not len(index):
+            self._free += pages
+            return
+        for page in pages:
+            if page in index:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
 
     def _victim(self) -> int:
         page = next(iter(self._idle))

@@ -54,11 +54,12 @@ class Admission:
         """Start what has room; adds the tokens to counts. committed: the last step whose tokens are known (a
         request preempted with a token in flight waits for it)."""
         queue, starts = self._book.queue, []
-        left = limits.tokens - int(np.add.reduce(counts)) if queue and self._rows.num_free else 0
         most = self._rows.num_free if limits.starts is None else min(limits.starts, self._rows.num_free)
-        first = self._cache and limits.whole and not counts[self._rows.prompting()].any()
+        left = limits.tokens - int(np.add.reduce(counts)) if queue and most > 0 else 0
+        first = self._cache and limits.whole and left > 0 and not np.count_nonzero(
+            counts[self._rows.prompting()])
         without: list[Request] = []
-        for request in self._line(view, now) if left > 0 and most > 0 else ():
+        for request in self._line(view, now) if left > 0 else ():
             if not (first or self._fits(request, left, limits)):
                 break
             computed, count = (0, 0) if request.last_step > committed else self._memory.open(request, left)

@@ -19,31 +19,32 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
     decodes = taken.samples & (own == 1)
     heads = decodes.nonzero()[0]
     feed = rows.last_token.copy()
-    np.putmask(feed, rows.in_flight > 0, PLACEHOLDER)
+    feed[rows.in_flight > 0] = PLACEHOLDER
     at: Long | slice = slice(None)  # the usual full house is cheaper to slice than to index
     if len(heads) < rows.size:
-        others = (taken.takes & ~decodes).nonzero()[0]
+        others = (taken.takes ^ decodes).nonzero()[0]
         at = np.concatenate([heads, others])
-        feed = np.concatenate([feed[heads], *(_chunk(rows, taken, row) for row in others.tolist())])
+        feed = np.concatenate([feed[heads], *[_chunk(rows, taken, row) for row in others.tolist()]])
     count = taken.counts[at].astype(np.int32)
-    draft = np.zeros(len(count), np.int32)
-    if taken.draft is not None:
+    if taken.draft is None:
+        draft = np.zeros(len(count), np.int32)
+    else:
         draft = taken.draft[at].astype(np.int32)
         feed = np.insert(feed, np.repeat(np.arange(1, len(heads) + 1), draft[:len(heads)]), PLACEHOLDER)
     return StepPlan(
         step=step,
         request=taken.number[at],
         row=np.arange(rows.size, dtype=np.int32)[at],
-        start=taken.until[at].astype(np.int32) - count,
+        start=rows.scheduled[at].astype(np.int32),
         count=count,
-        sample=taken.samples[at].astype(np.uint8) * np.uint8(SAMPLE_NEXT),
+        sample=taken.samples[at] * np.uint8(SAMPLE_NEXT),
         draft=draft,
         tokens=feed,
         num_decodes=len(heads),
         row_starts=tuple(starts),
         tables=table_deltas(news),
         copies=copies_of(news),
-        adapters=tuple(set(rows.adapter[at].tolist()) - {0}) if rows.adapter.any() else (),
+        adapters=tuple(set(rows.adapter[at].tolist()) - {0}) if np.count_nonzero(rows.adapter) else (),
     )
 
 

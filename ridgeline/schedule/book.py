@@ -92,7 +92,8 @@ class Book:
                 request.predicted_output = self.outputs.usual(request.tenant, request.max_tokens)
             request.order = self._policy.order(request)
             self.requests[request.number] = request
-            self.stops[list(request.stop_token_ids)] += 1
+            for token in request.stop_token_ids:
+                self.stops[token] += 1
             self.waits.begin(request, Wait.FORK if request.choice else Wait.STEP, request.tokenised_s)
         self.queue.add(choices[0])
 
@@ -157,7 +158,8 @@ class Book:
                 self.give_up(request)
         request.status, request.finish, request.finished_s = Status.FINISHED, reason, now
         del self.requests[request.number]
-        self.stops[list(request.stop_token_ids)] -= 1
+        for token in request.stop_token_ids:
+            self.stops[token] -= 1
         family = self._families[request.id]
         family.remove(request)
         if not family:

@@ -93,7 +93,7 @@ class Door:
                 stop_token_ids=stops, max_tokens=max_tokens, priority=new.priority, cache_salt=salt,
                 adapter=new.adapter, tenant=new.tenant, arrived_s=new.arrived_s, num_prompt=len(prompt),
                 imported=new.imported, leases=new.leases, first_token_s=new.first_token_s,
-                token_times_s=[] if new.first_token_s is None else [new.first_token_s],
+                token_times_s=array("d", () if new.first_token_s is None else (new.first_token_s,)),
                 tokenised_s=new.arrived_s if new.tokenised_s is None else new.tokenised_s,
                 predicted_output=new.predicted_output or 0,
                 status=Status.WAITING if choice == 0 else Status.PREPARING,

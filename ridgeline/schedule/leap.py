@@ -18,7 +18,7 @@ from ridgeline.schedule.book import Book
 from ridgeline.schedule.course import Begun, Course, Future, Landed, Seconds
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.memory import Memory
-from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, StepPlan, StepResult
+from ridgeline.schedule.plan import PLACEHOLDER, SAMPLE_NEXT, Copies, StepPlan
 from ridgeline.schedule.policies.policy import LOOK, Policy
 from ridgeline.schedule.request import Finish, Output, Request
 from ridgeline.schedule.rows import NO_MARK, Long, Rows, Taken
@@ -30,15 +30,14 @@ Events = dict[int, list[tuple[int, int]]]  # (row, tokens), by step of a leap
 _NO_COPIES = Copies.none()
 
 
-def decodes_plan(step: int, taken: Taken) -> StepPlan:
-    """A step in which rows decode a token that only the device knows yet. Without its news of block tables:
-    who leaps does not read them."""
-    at = taken.takes.nonzero()[0]
-    ones = np.ones(len(at), np.int32)
-    return StepPlan(step=step, request=taken.number[at], row=at.astype(np.int32), num_decodes=len(at),
-                    start=(taken.until[at] - 1).astype(np.int32), count=ones, draft=ones - 1,
-                    sample=ones.astype(np.uint8) * np.uint8(SAMPLE_NEXT), tokens=ones * PLACEHOLDER,
-                    row_starts=(), tables=(), copies=_NO_COPIES)
+def decodes_plan(step: int, request: Long, row: Long, start: Long) -> StepPlan:
+    """A step in which these rows decode a token that only the device knows yet. Without its news of block
+    tables: who leaps does not read them."""
+    num = len(row)
+    return StepPlan(step=step, request=request, row=row.astype(np.int32), start=start.astype(np.int32),
+                    count=np.ones(num, np.int32), sample=np.full(num, SAMPLE_NEXT, np.uint8),
+                    draft=np.zeros(num, np.int32), tokens=np.full(num, PLACEHOLDER, np.int32),
+                    num_decodes=num, row_starts=(), tables=(), copies=_NO_COPIES)
 
 
 class Leaper:
@@ -112,21 +111,12 @@ class Leaper:
             return 0
         return self._memory.plans_without(book.queue.head(LOOK))
 
-    def result(self, plan: StepPlan, course: Course, future: Future, place: int) -> StepResult:
-        """What the future says of a plan in flight, the place-th."""
-        samples = plan.sample > 0
-        columns = np.searchsorted(course.row, plan.row[samples])
-        return StepResult(
-            step=plan.step, num_new=samples.astype(np.int32), tokens=future.tokens[place, columns],
-            failed=np.zeros(plan.num_rows, np.uint8), started_s=float(future.started_s[place]),
-            finished_s=float(future.finished_s[place]))
-
     def take(self, begun: Begun, course: Course, future: Future) -> Landed:
         """Commit as many steps as the future has, more than D, and plan behind what it says."""
         rows, depth, num_steps = self._rows, len(begun), len(future.finished_s)
         at, end, late, first = course.row, course.scheduled, course.late, begun[0][0]
         fed = np.minimum(course.feeds, future.num_plans)
-        rows.make_room(int(rows.known[at].max()) + num_steps)
+        rows.make_room(int(np.maximum.reduce(rows.known)) + num_steps)
         self._write(at, late, future)
         news = self._reach(begun, course, future)
         used = self._pages(begun, course, future, fed, news)
@@ -138,13 +128,15 @@ class Leaper:
         rows.in_flight[left] = fed[stays] + depth - num_steps
         rows.last_token[left] = future.tokens[-1][stays]
         rows.last_step[left] = first + depth - 1 + fed[stays]
-        self._book.counters.num_generated_tokens += int((np.minimum(course.stop, num_steps) - late).sum())
+        self._book.counters.num_generated_tokens += int(
+            np.add.reduce(np.minimum(course.stop, num_steps) - late))
         self._book.waits.now = float(future.finished_s[-1])
         flown, plans = [], []
         for behind in range(num_steps - depth, int(fed.max())):
-            taken = self._taken(at[fed > behind], end[fed > behind] + behind)
-            flown.append((first + depth + behind, taken))
-            plans.append(decodes_plan(first + depth + behind, taken))
+            who, step = fed > behind, first + depth + behind
+            row, start = at[who], end[who] + behind
+            flown.append((step, self._taken(row, start)))
+            plans.append(decodes_plan(step, course.request[who], row, start))
         steps = np.arange(num_steps)
         return Landed(
             begun=flown, plans=plans, used_pages=used, news=[one for _, one in sorted(news, key=_step_of)],
@@ -161,14 +153,15 @@ class Leaper:
     def _write(self, at: Long, late: Long, future: Future) -> None:
         """Tokens and their times into the rows, each from its first on; those behind an end are not read."""
         rows, num_steps = self._rows, len(future.finished_s)
-        place = rows.known[at, None] + np.arange(num_steps)
-        quick = late == 0
-        rows.tokens[at[quick, None], place[quick]] = future.tokens.T[quick]
-        rows.times_s[at[quick, None], place[quick]] = future.finished_s
-        for n in late.nonzero()[0].tolist():
-            row, known, since = at[n], rows.known[at[n]], late[n]
-            rows.tokens[row, known:known + num_steps - since] = future.tokens[since:, n]
-            rows.times_s[row, known:known + num_steps - since] = future.finished_s[since:]
+        quick = (late == 0).nonzero()[0]
+        row = at[quick]
+        place = (row * rows.tokens.shape[1] + rows.known[row])[:, None] + np.arange(num_steps)
+        rows.tokens.reshape(-1)[place] = future.tokens.T[quick]  # as one row: cheaper to index
+        rows.times_s.reshape(-1)[place] = future.finished_s
+        for n in late.nonzero()[0].tolist() if len(quick) < len(at) else ():
+            known, since = rows.known[at[n]], late[n]
+            rows.tokens[at[n], known:known + num_steps - since] = future.tokens[since:, n]
+            rows.times_s[at[n], known:known + num_steps - since] = future.finished_s[since:]
 
     def _reach(self, begun: Begun, course: Course, future: Future) -> list[tuple[int, Output]]:
         """What the slow way notes of a request whose prompt is computed, and of its first token; its news, by
@@ -208,7 +201,7 @@ class Leaper:
         manager, depth, num_steps = self._manager, len(begun), len(future.finished_s)
         filled, short = self._filled(begun, course, num_steps), self._short(course.row, fed)
         over = self._over(begun, course, num_steps)
-        pace = _Pace(manager, self._rows, begun, future.finished_s, int(fed.max()))
+        pace = _Pace(manager, begun, future.finished_s, int(fed.max()))
         added, many, since = np.zeros(num_steps, np.int64), [], 0
         before = manager.num_used_pages
         for i in sorted({*filled, *short, *over}):
@@ -227,7 +220,7 @@ class Leaper:
             added[i] = manager.num_used_pages - held
         self._at_once(pace, filled, short, many)
         pace.end()
-        used: Long = before + np.cumsum(added)
+        used: Long = before + np.add.accumulate(added)
         assert used[-1] == manager.num_used_pages
         return used
 
@@ -320,10 +313,11 @@ class Leaper:
 
 class _Pace:
     """Tells the KV manager of steps that are planned and finished, as far as it must know: when one is
-    committed, D are in flight behind it. times_s: when each ends. num_plans: steps there are to plan."""
+    committed, D are in flight behind it. Its news stays for the plan that comes after the leap. times_s: when
+    each ends. num_plans: steps there are to plan."""
 
-    def __init__(self, manager: Manager, rows: Rows, begun: Begun, times_s: Seconds, num_plans: int) -> None:
-        self._manager, self._rows, self._times_s, self._num_plans = manager, rows, times_s, num_plans
+    def __init__(self, manager: Manager, begun: Begun, times_s: Seconds, num_plans: int) -> None:
+        self._manager, self._times_s, self._num_plans = manager, times_s, num_plans
         self._first, self._depth, self._planned = begun[0][0], len(begun), 0
 
     def commit(self, place: int) -> None:
@@ -339,8 +333,7 @@ class _Pace:
     def _plan(self, num: int) -> None:
         if self._planned < (num := min(num, self._num_plans)):
             self._planned = num
-            self._manager.close_step(self._first + self._depth + num - 1, self._rows.row_of,
-                                     float(self._times_s[num - 1]))
+            self._manager.close_step(self._first + self._depth + num - 1, {}, float(self._times_s[num - 1]))
 
 
 def _above(values: Long, these: Long) -> Long:

@@ -145,7 +145,7 @@ def request_record(request: Request, prices: Prices | None, came: Came | None = 
         first_started_s=request.first_started_s, waits_s=request.waits_s, num_chunks=request.num_chunks,
         num_drafts=request.num_drafts, num_accepted=request.num_accepted, num_forced=request.num_forced,
         first_token_s=request.first_token_s, finished_s=request.finished_s, floor_s=floor_s,
-        token_times_s=tuple(request.token_times_s[:request.num_output]),
+        token_times_s=request.token_times_s[:request.num_output],
         **({} if came is None else _replayable(request, came)))
 
 

@@ -167,7 +167,7 @@ class Request:
     first_started_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    token_times_s: list[float] = field(default_factory=list)
+    token_times_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
     def num_output(self) -> int:
@@ -193,18 +193,20 @@ class Request:
              prompt_logprobs: tuple[tuple[int, RowLogprobs], ...] = (),
              pooled: NDArray[np.float32] | None = None) -> Output:
         """What the caller hears now; the last news (finish is set) carries the times and the account."""
-        output = Output(
-            id=self.id, choice=self.choice, new_tokens=new_tokens, finish=self.finish, stop_token=stop_token,
+        num_output, finish = self.num_output, self.finish
+        first = bool(new_tokens) and num_output <= len(new_tokens)
+        return Output(
+            id=self.id, choice=self.choice, new_tokens=new_tokens, finish=finish, stop_token=stop_token,
             error=error, logprobs=logprobs, prompt_logprobs=prompt_logprobs, pooled=pooled,
-            num_prompt=self.num_prompt, num_cached=self.num_cached, num_output=self.num_output)
-        if self.finish is None and (not new_tokens or self.num_output > len(new_tokens)):
-            return output
+            num_prompt=self.num_prompt, num_cached=self.num_cached, num_output=num_output,
+            times_s=self._times_s() if first or finish is not None else _NOTHING,
+            account=_NOTHING if finish is None else self._account())
+
+    def _times_s(self) -> dict[str, float]:
         times = {"arrived": self.arrived_s, "tokenised": self.tokenised_s,
                  "first_scheduled": self.first_scheduled_s, "first_started": self.first_started_s,
                  "first_token": self.first_token_s, "finished": self.finished_s}
-        account = {} if self.finish is None else self._account()
-        return msgspec.structs.replace(
-            output, times_s={name: at for name, at in times.items() if at is not None}, account=account)
+        return {name: at for name, at in times.items() if at is not None}
 
     def _account(self) -> dict[str, float | int | str]:
         late = {"late": 1} if self.late else {}

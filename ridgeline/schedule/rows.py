@@ -47,23 +47,14 @@ class Rows:
 
     def __init__(self, num_rows: int) -> None:
         self.number: Long = np.full(num_rows, -1, np.int64)
-        self.num_prompt: Long = np.zeros(num_rows, np.int64)
-        self.known: Long = np.zeros(num_rows, np.int64)
-        self.in_flight: Long = np.zeros(num_rows, np.int64)
-        self.scheduled: Long = np.zeros(num_rows, np.int64)
-        self.computed: Long = np.zeros(num_rows, np.int64)
-        self.end: Long = np.zeros(num_rows, np.int64)
-        self.reserved: Long = np.zeros(num_rows, np.int64)
-        self.index_at: Long = np.zeros(num_rows, np.int64)
+        self._counts: Long = np.zeros((13, num_rows), np.int64)  # one below another: a row is left at once
+        (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end, self.reserved,
+         self.index_at, self.choice, self.num_cached, self.adapter, self.num_drafts,
+         self.num_accepted) = self._counts
         self.mark: Long = np.full(num_rows, NO_MARK, np.int64)
         self.last_step: Long = np.full(num_rows, -1, np.int64)
         self.last_token: NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.slow: Bool = np.zeros(num_rows, np.bool_)
-        self.choice: Long = np.zeros(num_rows, np.int64)
-        self.num_cached: Long = np.zeros(num_rows, np.int64)
-        self.adapter: Long = np.zeros(num_rows, np.int64)
-        self.num_drafts: Long = np.zeros(num_rows, np.int64)
-        self.num_accepted: Long = np.zeros(num_rows, np.int64)
         self.id: list[str] = [""] * num_rows
         self.tokens: NDArray[np.int32] = np.zeros((num_rows, 0), np.int32)
         self.times_s: NDArray[np.float64] = np.zeros((num_rows, 0))
@@ -113,7 +104,7 @@ class Rows:
         """Give a request that runs the tokens that only its row knows."""
         new = slice(len(request.tokens), self.known[request.row])
         request.tokens.frombytes(self.tokens[request.row, new].tobytes())
-        request.token_times_s += self.times_s[request.row, new].tolist()
+        request.token_times_s.frombytes(self.times_s[request.row, new].tobytes())
 
     def append(self, request: Request, num_new: int) -> None:
         """The request's last num_new tokens are news to its row."""
@@ -131,9 +122,7 @@ class Rows:
         request.num_accepted += int(self.num_accepted[row])
         self.number[row] = self.last_step[row] = -1
         self.mark[row] = NO_MARK
-        for counter in (self.num_prompt, self.known, self.in_flight, self.scheduled, self.computed, self.end,
-                        self.reserved, self.index_at, self.num_drafts, self.num_accepted, self.adapter):
-            counter[row] = 0
+        self._counts[:, row] = 0
         self.id[row], self.request[row] = "", None
         del self.row_of[request.number]
         request.row = -1
@@ -166,7 +155,7 @@ class Rows:
 
     def schedule(self, taken: Taken, step: int) -> None:
         """The step is planned: count its tokens and its placeholders."""
-        self.scheduled = taken.until.copy()
+        np.copyto(self.scheduled, taken.until)
         self.in_flight += taken.samples
         if taken.draft is not None:
             self.in_flight += taken.draft

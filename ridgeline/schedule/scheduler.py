@@ -215,7 +215,7 @@ class Scheduler:
         self._memory.index(taken)
         if self._speculation is not None:
             self._speculation.observe(plan, result, ahead=bool(self._begun))
-        self._policy.observe(plan, result)
+        self._policy.observe(plan, result.finished_s - result.started_s)
         return outputs
 
     def _fail(self, numbers: Sequence[int], now: float) -> list[Output]:
@@ -256,9 +256,10 @@ class Scheduler:
     def leap(self, course: Course, future: Future, plans: Sequence[StepPlan]) -> Landed:
         """Commit the oldest steps begun, more than are in flight, and plan behind what the future says.
         plans: those in flight now. The policy hears of steps with prompts alone."""
-        for place, plan in enumerate(plans):
+        took_s = future.finished_s[:len(plans)] - future.started_s[:len(plans)]
+        for plan, one_s in zip(plans, took_s.tolist(), strict=True):
             if plan.num_decodes < plan.num_rows:
-                self._policy.observe(plan, self._leaper.result(plan, course, future, place))
+                self._policy.observe(plan, one_s)
         self._held = 0
         landed = self._leaper.take(list(self._begun), course, future)
         self._memory.leapt(future.num_plans)

@@ -115,14 +115,14 @@ class LedgerExecutor:
         for stop in stops if stops[0] else stops[1:]:
             num = min(stop, course.most) - done
             if room_s < inf and self._decode_s:
-                num = min(num, int(room_s / self._decode_s * 1.1) + 2)
-            if num:
+                num = min(num, int(room_s / self._decode_s * 1.1) + len(self._begun) + 2)
+            if num > 0:
                 starts = ends + done if done < stops[0] else ends[feeds > done] + done
                 found.append(self._seconds.decodes(starts, num))
                 self._decode_s = float(found[-1][0])
                 room_s -= float(np.add.reduce(found[-1]))
                 done += num
-            if done < stop or room_s < 0:
+            if done < stop:
                 break
         return found, done == stops[-1]
 

@@ -26,7 +26,7 @@ class Ended:
 
     @property
     def times_s(self) -> Seconds:
-        return np.array(self.record.token_times_s)
+        return np.asarray(self.record.token_times_s)
 
     @property
     def complete(self) -> bool:

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from math import inf
 from typing import Protocol
 
@@ -56,11 +57,16 @@ def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int3
     return ((mixed ^ (mixed >> 15)) % vocab_size).astype(np.int32)
 
 
+@cache
+def _exactly(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+
+
 def request_of(offered: Offered, number: int, vocab_size: int) -> NewRequest:
     """As a client sends it: exactly num_output tokens. Without a shared prefix it shares nothing."""
     return NewRequest(
         id=str(number), prompt=prompt_of(offered, number, vocab_size), priority=offered.priority,
-        params=SamplingParams(max_tokens=offered.num_output, ignore_eos=True, seed=number),
+        params=_exactly(offered.num_output),
         cache_salt="" if offered.prefix else str(number), tenant=offered.tenant, arrived_s=offered.arrived_s,
         predicted_output=offered.predicted_output)
 

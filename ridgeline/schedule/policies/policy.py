@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.ranked import Waiting
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Bool, Rows
@@ -97,5 +97,5 @@ class Policy:
     def leaves(self, request: Request) -> None:
         """The request has lost its row: it has ended, or is preempted."""
 
-    def observe(self, plan: StepPlan, result: StepResult) -> None:
+    def observe(self, plan: StepPlan, took_s: float) -> None:
         """A step was committed."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.schedule.plan import StepPlan, StepResult
+from ridgeline.schedule.plan import StepPlan
 from ridgeline.schedule.policies.policy import LOOK, Limits, Needs, Policy, View
 from ridgeline.schedule.request import Request
 from ridgeline.schedule.rows import Bool
@@ -92,9 +92,8 @@ class Slo(Policy):
     def started(self, request: Request) -> None:
         self._tokens.pop(request.number, None)
 
-    def observe(self, plan: StepPlan, result: StepResult) -> None:
+    def observe(self, plan: StepPlan, took_s: float) -> None:
         if plan.num_rows > plan.num_decodes:
-            took_s = result.finished_s - result.started_s
             shape = Shape(start=plan.start.astype(np.int64), count=plan.count.astype(np.int64),
                           num_sampled=plan.num_sampled)
             self._factor += SMOOTH * (took_s / self._price(shape) - self._factor)
