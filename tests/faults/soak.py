@@ -6,8 +6,8 @@ some leave in the middle. Each sixth is told. The last third must be as fast as 
 and between tokens, and each process must hold no more memory than after the first third, and as many files.
 
 A machine whose neighbours come and go drifts itself. So a fixed piece of work is timed beside the load, in
-its own CPU seconds, which waiting for the server does not lengthen: the last third may be slower by as much as
-the p99 of that piece grew, but by no more than MOST_SLOWER. A machine that slowed by more fails, and says so.
+its own CPU seconds, which waiting for the server does not lengthen: the last third may be slower by as much
+as the p99 of that piece grew, but by no more than MOST_SLOWER. One that slowed by more fails, and is named.
 """
 
 import argparse

@@ -14,7 +14,7 @@ def test_half_an_hour_at_four_fifths_of_capacity() -> None:
 
 def windows(*, slower: float = 0.0, later: float = 0.0, leak: int = 0, machine: float = 0.0) -> list[Window]:
     """As a good server gives them, and what gets worse from the first window to the last: the tail of further
-    tokens, all first ones and the machine's own work, as a share; what the smaller process holds, in bytes."""
+    tokens, all first ones and the machine's own work, as shares; what the smaller process holds, in bytes."""
     dice, found = np.random.default_rng(0), []
     for part in np.linspace(0, 1, WINDOWS).tolist():
         ttft_s, tpot_s = 0.015 + dice.exponential(0.005, 3000), dice.normal(0.011, 0.0003, 3000)
