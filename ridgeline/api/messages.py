@@ -104,7 +104,8 @@ class Messages:
             if kind != "disabled":
                 raise unsupported("thinking", "this model does not think before it answers; leave it out")
             return
-        chat.chat_template_kwargs = {"enable_thinking": kind != "disabled"}
+        if served.text.template is not None and "enable_thinking" in served.text.template.variables:
+            chat.chat_template_kwargs = {"enable_thinking": kind != "disabled"}
         tokenizer = served.text.tokenizer
         closable = tokenizer is not None and Tags.of(tokenizer) is not None
         chat.thinking_budget = 0 if kind == "disabled" and closable else budget

@@ -33,6 +33,7 @@ from ridgeline.api.tools import ToolUse, tool_use
 from ridgeline.api.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import RequestError, invalid_value
+from ridgeline.frontend.structure import BROKEN
 from ridgeline.frontend.tools.thinking import Tags, after_thought, is_open, need_tags
 from ridgeline.schedule.targets import NO_TARGETS, Targets
 from ridgeline.spec.sampling import SamplingParams
@@ -279,6 +280,8 @@ def _check_whole(piece: Piece, job: Job) -> None:
         why = "the server is overloaded" if given is not None else "the server cannot keep a target"
         after_s = None if given is None else float(given)
         raise RequestError(f"{why}: {error}", code="overloaded", status=429, retry_after_s=after_s)
+    if finish == "error" and error is not None and error.startswith(BROKEN):
+        raise RequestError(error, param="grammar", code="invalid_grammar")
     if finish == "error":
         _LOG.error("the engine gave a request up: %s", error)
         raise RequestError(

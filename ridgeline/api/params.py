@@ -14,7 +14,7 @@ from ridgeline.frontend.params import check_sampling
 from ridgeline.spec.sampling import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
-_ID = re.compile(r"-?[0-9]{1,20}")
+_ID = re.compile(r"0|-?[1-9][0-9]{0,19}")  # one spelling each
 # Values of features that this server does not have which ask for nothing; null always does.
 _INERT: Mapping[str, tuple[Any, ...]] = {
     "suffix": (),

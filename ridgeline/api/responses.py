@@ -55,41 +55,40 @@ class Responses:
         """POST /v1/responses. Raises as OpenAI.completion does."""
         api, clock = self._api, self._api.arrived(caller)
         tenant = clock.caller.tenant
-        with api.admission.enter():
-            request = parse(body, ResponsesRequest, api.served.limits)
-            if request.background and request.store is False:
-                raise invalid_value("background", "needs a response that is stored; leave store out")
-            if request.background and self._background is None:
-                raise invalid_value("background", "is not had in a batch, which waits for each; leave it out")
-            turns = [*self._before(tenant, request), *_turns(request.input)]
+        request = parse(body, ResponsesRequest, api.served.limits)
+        if request.background and request.store is False:
+            raise invalid_value("background", "needs a response that is stored; leave store out")
+        if request.background and self._background is None:
+            raise invalid_value("background", "is not had in a batch, which waits for each; leave it out")
+        turns = [*self._before(tenant, request), *_turns(request.input)]
 
-            def keep(form: ResponsesForm, whole: bytes) -> None:
-                self._running.pop((tenant, form.id), None)
-                if request.store is not False:
-                    self._store.put(tenant, form.id, Stored(body=whole, turns=(*turns, form.turn())))
+        def keep(form: ResponsesForm, whole: bytes) -> None:
+            self._running.pop((tenant, form.id), None)
+            if request.store is not False:
+                self._store.put(tenant, form.id, Stored(body=whole, turns=(*turns, form.turn())))
 
-            async def answer(tell: Callable[[ResponsesForm], None]) -> Reply:
-                def form(job: Job, asked: Asked) -> Form:
-                    made = ResponsesForm(job, asked.model, asked, request, keep)
-                    self._running[tenant, made.id] = made
-                    tell(made)
-                    return made
+        async def answer(tell: Callable[[ResponsesForm], None]) -> Reply:
+            def form(job: Job, asked: Asked) -> Form:
+                made = ResponsesForm(job, asked.model, asked, request, keep)
+                self._running[tenant, made.id] = made
+                tell(made)
+                return made
 
-                with api.admission.enter():
-                    try:
-                        return await api.answer(_chat(request, turns), clock, form, len(body))
-                    except RequestError as error:
-                        raise renamed(error, _NAMES) from None
+            with api.admission.enter():
+                try:
+                    return await api.answer(_chat(request, turns), clock, form, len(body))
+                except RequestError as error:
+                    raise renamed(error, _NAMES) from None
 
-            if request.background and self._background is not None:
-                begun = await self._background.begin(tenant, answer)
-                known = clock.caller
-                return self.follow(begun.id, known) if request.stream else self.retrieve(begun.id, known)
-            made: list[ResponsesForm] = []
-            reply = await answer(made.append)
-            if isinstance(reply, bytes) or request.store is False:
-                return reply
-            return await Started.of(self._store.log(tenant, made[0].id, reply))
+        if request.background and self._background is not None:
+            begun = await self._background.begin(tenant, answer)
+            known = clock.caller
+            return self.follow(begun.id, known) if request.stream else self.retrieve(begun.id, known)
+        made: list[ResponsesForm] = []
+        reply = await answer(made.append)
+        if isinstance(reply, bytes) or request.store is False:
+            return reply
+        return await Started.of(self._store.log(tenant, made[0].id, reply))
 
     def retrieve(self, response_id: str, caller: Caller) -> bytes:
         """GET /v1/responses/ID: a stored one, or one that is at work."""

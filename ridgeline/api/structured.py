@@ -32,7 +32,7 @@ async def grammar_of(request: Generate) -> str | None:
 
 def _asked(request: Generate) -> dict[str, Any]:
     """By the field's name, None where it asks for nothing."""
-    plain = request.response_format is not None and request.response_format.get("type") == "text"
+    plain = request.response_format == {"type": "text"}
     parts = request.structured_outputs or StructuredOutputs()
     return {
         "response_format": None if plain else request.response_format,

@@ -9,7 +9,7 @@ from ridgeline.api.openai import OpenAI
 from ridgeline.api.parse import parse
 from ridgeline.api.prompts import beside, chat_prompt, check_token_ids
 from ridgeline.api.types import DetokenizeRequest, TokenizeRequest
-from ridgeline.base.errors import RequestError
+from ridgeline.base.errors import RequestError, invalid_value
 
 
 async def tokenize(api: OpenAI, body: bytes) -> bytes:
@@ -18,6 +18,10 @@ async def tokenize(api: OpenAI, body: bytes) -> bytes:
     api.card(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("send either prompt or messages", param="prompt", code="invalid_value")
+    idle = ("add_special_tokens",) if request.messages else ("add_generation_prompt", "chat_template_kwargs")
+    for name in idle:
+        if getattr(request, name):
+            raise invalid_value(name, f"does nothing for {'messages' if request.messages else 'a prompt'}")
     text, served = api.served.text, api.served
     tokenizer = text.need_tokenizer()
     if request.messages is not None:

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
@@ -42,6 +42,7 @@ def tool_use(request: ChatRequest, served: Served) -> ToolUse | None:
         tools, form, choice=choice, parallel=request.parallel_tool_calls is not False, opener_id=opener_id
     )
     hidden = opener_id is not None and tokenizer.is_special(opener_id)
+    form = replace(form, forced=choice != AUTO)
     return ToolUse(tools=tools, form=form, grammar=grammar, shows_control=hidden)
 
 

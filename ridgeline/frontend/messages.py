@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.base.errors import RequestError
 
 Message = dict[str, Any]
+_OWNERS = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}  # by field
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -32,6 +33,10 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role is missing: it is a string like user", param=f"{where}.role")
     clean: Message = {key: value for key, value in message.items() if value is not None}
+    for name, owner in _OWNERS.items():
+        if clean.get(name) and role != owner:
+            field = f"{where}.{name}"
+            raise RequestError(f"{field} belongs to a message whose role is {owner}", param=field)
     clean["content"] = _content(message.get("content"), role, where)
     calls = clean.get("tool_calls")
     if calls is not None:
@@ -60,10 +65,16 @@ def _content(content: Any, role: str, where: str) -> str:
 
 
 def _part(part: Any, where: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = str(part.get("type") if isinstance(part, Mapping) else type(part).__name__)[:40]
-    raise RequestError(f"{where} is of type {kind!r}: this model takes text parts only", param=where)
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping) or kind != "text":
+        raise RequestError(f"{where} is of type {kind!r:.40}: this model takes text parts only", param=where)
+    for name in part.keys() - {"type", "text"}:
+        field = f"{where}.{name:.80}"
+        raise RequestError(f"{field}: unknown field", param=field, code="unknown_parameter")
+    if not isinstance(part.get("text"), str):
+        field = f"{where}.text"
+        raise RequestError(f"{field} is missing: a text part holds a string there", param=field)
+    return str(part["text"])
 
 
 def _tool_call(call: Any, where: str) -> Message:

@@ -6,12 +6,16 @@ where it stands, and never ignored. Knows no tokenizer and no request; runner/gr
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from ridgeline.base.errors import RequestError
 
 MAX_BYTES = 1 << 20  # of a grammar as text
 MAX_CHOICES = 4096
+_MOST_KEPT, _KEPT_BYTES = 256, 1 << 14  # grammars that were checked, and bytes of one
+MAX_FORCED = 50_000  # bytes before the first choice; llguidance follows few more
+BROKEN = "the grammar could not be followed any further"  # begins what the engine says of one, in an answer
 # JSON as models were taught to write it, and no room for endless spaces; no \u, which would spell the name of
 # a property past what is asked of that property
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
@@ -108,6 +112,13 @@ def tags(structures: Sequence[Mapping[str, Any]], triggers: Sequence[str],
 def _checked(text: str, param: str) -> str:
     if len(text) > MAX_BYTES:
         raise _refused(param, f"is longer than {MAX_BYTES} bytes")
+    if fault := (_kept_fault if len(text) <= _KEPT_BYTES else _fault)(text):
+        raise _refused(param, fault[:500])
+    return text
+
+
+def _fault(text: str) -> str | None:
+    """Why a grammar cannot be followed, as far as it shows before the first choice in it."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False)
@@ -115,8 +126,30 @@ def _checked(text: str, param: str) -> str:
     # a warning is a keyword of which a part would be ignored; ids of tokens are checked when it is compiled
     messages = [message for message in messages if failed or not message.startswith("no tokenizer")]
     if messages:
-        raise _refused(param, "; ".join(messages)[:500])
-    return text
+        return "; ".join(messages).partition(". Enable 'coerce_one_of'")[0]
+    probe = LLMatcher(_bytes(), text, log_level=0, limits=limits)
+    if probe.is_error():
+        return None  # it names tokens
+    forced = probe.compute_ff_tokens()
+    if len(forced) > MAX_FORCED:
+        return f"says {len(forced)} bytes or more before the first choice, at most {MAX_FORCED} are allowed"
+    probe.consume_tokens(forced)
+    probe.compute_bitmask()
+    if not probe.is_error():
+        return None
+    why = probe.get_error().partition("\n")[0]
+    return "no text matches it" if why.startswith("NoExtension") else f"is too complex: {why}"
+
+
+_kept_fault = lru_cache(_MOST_KEPT)(_fault)  # a client's schema comes again and again
+
+
+@cache
+def _bytes() -> Any:
+    """A vocabulary of single bytes."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def _parts(schema: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:

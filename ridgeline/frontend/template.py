@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -16,10 +16,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ridgeline.base.errors import ConfigError, RequestError
 
+_OWN = frozenset(("messages", "tools", "add_generation_prompt"))
+
 
 class ChatTemplate:
     """A compiled chat template, or several by name ("default", "tool_use").
 
+    variables: names that it asks for beside messages, tools, add_generation_prompt and what stands here.
     tokens: what the template knows as bos_token, eos_token. now: the date for strftime_now. Raises
     ConfigError when the source is not Jinja.
     """
@@ -45,6 +48,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
         try:
             self._templates = {name: environment.from_string(text) for name, text in sources.items()}
+            asked = (meta.find_undeclared_variables(environment.parse(text)) for text in sources.values())
+            self.variables = frozenset[str]().union(*asked) - _OWN.union(tokens or (), environment.globals)
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"the chat template does not parse, line {error.lineno}: {error.message}; "
@@ -63,9 +68,15 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text for normalized messages.
 
-        variables: more names for the template (enable_thinking); they cannot hide messages or tools.
-        Raises RequestError, param "messages", for whatever goes wrong inside: a template may refuse a chat.
+        variables: more names for the template (enable_thinking). Raises RequestError for one that it does not
+        ask for, and, param "messages", for whatever goes wrong inside: a template may refuse a chat.
         """
+        for unknown in (variables or {}).keys() - self.variables:
+            known = ", ".join(sorted(self.variables)) or "nothing"
+            raise RequestError(
+                f"chat_template_kwargs: the chat template asks for {known:.400}, not for {unknown!r:.80}",
+                param="chat_template_kwargs", code="unsupported_parameter",
+            )  # fmt: skip
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()))
         names = {

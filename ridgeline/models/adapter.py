@@ -162,10 +162,14 @@ def read_adapter(folder: str | Path, spec: ModelSpec, *, max_rank: int) -> Adapt
     found = _modules(folder, read_safetensors(folder / WEIGHTS_NAME))
     for module in found:
         if module not in known:
-            raise CheckpointError(
-                f"{folder}: a pair for {module}, and this {spec.family} model has no such linear "
-                "layer in its blocks that takes adapters: the adapter is for another model"
+            here = any(f"{module}.weight" in source.tensor_names for source in weight_sources(spec).values())
+            why = (
+                "which takes no adapter here: only linear layers of blocks do, and no experts; leave it out "
+                "of target_modules when the adapter is trained"
+                if here
+                else f"and this {spec.family} model has no such layer: the adapter is for another model"
             )
+            raise CheckpointError(f"{folder}: a pair for {module}, {why}")
     settings.check(str(folder), set(found), set(known))
     pairs = tuple(_pair(folder, module, found[module], known[module], settings) for module in sorted(found))
     largest = max(pairs, key=lambda pair: pair.rank)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.base.errors import RequestError
+from ridgeline.frontend.structure import BROKEN
 from ridgeline.schedule.plan import SAMPLE_NONE, RowStart, StepPlan
 
 FORBIDDEN = -1e30  # added, makes a logit that no other reaches; finite: a row of them is not broken
@@ -82,8 +83,8 @@ class _Row:
         for token in tokens:
             if self.matcher.is_stopped() and not self.matcher.is_error():
                 break
-            if not self.matcher.consume_token(token):
-                return False
+            if not self.matcher.consume_token(token) or self.matcher.is_error():
+                return False  # with the mask of a dead end, which allows the text's end, it was one before
             behind = self.run[1:] if self.run[:1] == [token] else []
             self.run = behind or self.matcher.compute_ff_tokens()
         return True
@@ -273,7 +274,7 @@ class Grammars:
             return None
         with self._lock:  # whatever broke may be shared with its copies
             self._compiled.pop(row.grammar, None)
-        return f"the grammar could not be followed any further: {row.matcher.get_error()[:300]}"
+        return f"{BROKEN}: {row.matcher.get_error()[:300]}"
 
     def force(self, number: int, position: int) -> list[int]:
         """What the row takes without sampling from `position` on, its next; [] where there is a choice."""

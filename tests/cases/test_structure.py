@@ -138,6 +138,8 @@ def test_a_stop_string_and_a_limit_cut_structured_text(server: Server) -> None:
     ({"structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": "start: nobody"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": 'start: "x" a\na: a "y"'}}, "structured_outputs.grammar"),
+    ({"guided_grammar": 'start: /[xy]/ a\na: a "y"'}, "grammar"),  # shows behind a choice, and is no failure
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ({"guided_regex": "a", "min_tokens": 3}, "min_tokens"),

@@ -147,6 +147,11 @@ def test_tool_arguments_are_objects_for_templates(byte_level: Tokenizer) -> None
         ["hi"],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": ["x"]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "x", "": 1}]}],
+        [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}],
+        [{"role": "user", "content": "x", "reasoning_content": "x"}],
+        [{"role": "assistant", "content": "x", "tool_call_id": "x"}],
         [{"role": "assistant", "tool_calls": [{"function": {}}]}],
         [{"role": "assistant", "tool_calls": "x"}],
     ],
@@ -196,7 +201,18 @@ def test_what_templates_may_use() -> None:
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("{% generation %}{{ bos_token }}{% endgeneration %}") == "<s>"
     assert render("{{ none }}{{ tools }}|{{ enable }}", enable=False) == "|False"
-    assert render("{{ messages | length }}{{ bos_token }}", messages=[], bos_token="x") == "1<s>"
+    assert render("{{ messages | length }}{{ bos_token }}") == "1<s>"
+
+
+@pytest.mark.parametrize("name", ["messages", "bos_token", "range", "lamp", ""])
+def test_a_value_that_the_template_does_not_ask_for_is_refused(name: str) -> None:
+    """Neither hides it what is its own, nor is it taken and forgotten."""
+    source = "{% if think is defined %}{{ think }}{% endif %}{{ messages }}{{ bos_token }}{{ range(2) }}"
+    template = ChatTemplate(source, tokens={"bos_token": "<s>"})
+    assert template.variables == {"think"} and template.render(user("x"), variables={"think": 1})[0] == "1"
+    with pytest.raises(RequestError, match="asks for think, not for") as refusal:
+        template.render(user("x"), variables={"think": 1, name: 2})
+    assert refusal.value.param == "chat_template_kwargs"
 
 
 def test_named_templates() -> None:

@@ -1,6 +1,7 @@
 """Structured output at the door: every keyword of a schema is enforced, or refused by name and place."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -72,6 +73,27 @@ def test_a_property_has_one_spelling(schema: dict, good: str, bad: str) -> None:
             matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
             whole = matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
             assert (whole and matcher.is_accepting()) == follows, text
+
+
+_SELF = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+_NESTED = {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize("make, part", [
+    (lambda: structure.json_schema(_SELF), "no text matches"),
+    (lambda: structure.json_schema({"$ref": "#"}), "no text"),
+    (lambda: structure.json_schema({**_SELF, "$defs": {"a": _NESTED}}), "before the first choice"),
+    (lambda: structure.grammar('start: "x" b\nb: b "a"'), "no text"),
+    (lambda: structure.regex("a[^\\s\\S]"), "no text"),
+    (lambda: structure.json_schema({"type": "object", "properties": {str(i): True for i in range(700)}}),
+     "too complex"),
+])  # fmt: skip
+def test_a_grammar_without_an_end_is_refused(make: Callable[[], str], part: str) -> None:
+    """It is a mistake of whoever asks, not a failure of the engine."""
+    with pytest.raises(RequestError, match=part):
+        make()
+    optional = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    assert structure.json_schema(optional) and structure.grammar('start: <[3]> "a"')
 
 
 def test_expressions_choices_and_grammars_are_checked() -> None:

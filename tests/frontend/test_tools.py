@@ -1,6 +1,7 @@
 """Tool calls: what a text is read as does not hang on its pieces, and a grammar's text is read back whole."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +74,15 @@ def written(form: CallFormat, calls: list[tuple[str, Any]]) -> str:
     return form.separator.join(form.opener + text for text in texts)
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL])
+def test_a_call_that_must_come_is_never_text(form: CallFormat) -> None:
+    """Wherever it breaks off, also before its name is known."""
+    whole = form.opener + ("[" if form.listed else "") + form.before("f") + "{}" + form.after
+    for end in range(len(whole) + 1):
+        assert read(replace(form, forced=True), [whole[:end]])[0] == ""
+    assert read(form, [whole[:9]])[0] == whole[:9], "one that may come is what was written"
+
+
 @settings(max_examples=30, deadline=None)
 @given(name=st.sampled_from(sorted(FORMATS)), calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=8))
 def test_whatever_is_written_is_read_back_in_any_pieces(name: str, calls: list[Any], cuts: list[int]) -> None:
@@ -100,7 +110,9 @@ def tool(name: str, **function: Any) -> dict[str, Any]:
     ([{"type": "retrieval"}], r"tools\[0\]"), ([{"type": "function"}], r"tools\[0\]"),
     ([tool("a b")], "name"), ([tool("f"), tool("f")], r"tools\[1\].function.name"),
     ([tool("f", parameters=[])], "parameters"), ([tool("f", returns={})], "returns"),
-    ([tool("f", description=3)], "description"), ([tool(f"f{i}") for i in range(129)], "129 tools"),
+    ([tool("f", parameters={"type": "string"})], "of an object"), ([{"name": "f", **tool("f")}], "'name'"),
+    ([tool("f", strict="yes")], "strict"), ([tool("f", description=3)], "description"),
+    ([tool(f"f{i}") for i in range(129)], "129 tools"),
 ])  # fmt: skip
 def test_tools_that_make_no_sense_are_refused(given_tools: list[Any], where: str) -> None:
     with pytest.raises(RequestError, match=where):

@@ -12,10 +12,16 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline.base.errors import CheckpointError, ConfigError, RidgelineError
 from ridgeline.models.adapter import ELEMENT_BYTES, RANKS, places, read_adapter, slot_bytes
+from ridgeline.models.families import model_spec
 from tests.adapters.made import ALL, adapter_folder, loaded
 from tests.helpers import tiny_spec
 
 SPEC = tiny_spec()
+MIXTURE = model_spec({
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "vocab_size": 97,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+})  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +108,15 @@ def test_files_that_are_refused(whole: Path, tmp_path: Path) -> None:
         (folder / "adapter_model.safetensors").write_bytes(raw[:size])
         with pytest.raises(CheckpointError, match=r"incomplete|empty|offsets"):
             loaded(folder, SPEC)
+
+
+def test_a_pair_of_an_expert_is_refused_as_one(tmp_path: Path) -> None:
+    """It is of this very model: what is not done is said, not that the adapter is for another."""
+    file = adapter_folder(tmp_path / "a", MIXTURE) / "adapter_model.safetensors"
+    expert = "base_model.model.model.layers.1.block_sparse_moe.experts.3.w2.lora_"
+    save_file(load_file(file) | {f"{expert}{side}.weight": np.zeros((4, 4)) for side in "AB"}, file)
+    with pytest.raises(CheckpointError, match="takes no adapter here: only linear layers of blocks do"):
+        read_adapter(tmp_path / "a", MIXTURE, max_rank=4)
 
 
 def test_some_layers_and_modules(whole: Path, tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ def test_after_the_end_only_the_end_and_a_wrong_token_is_told() -> None:
     assert reason is not None and "grammar" in reason
 
 
+def test_a_dead_end_behind_a_choice_is_told_and_is_no_end() -> None:
+    """The mask of a dead end allows the text's end, which must not pass for an answer."""
+    followed = grammars()
+    followed.start(start(structure.grammar('start: "b" | "a" dead\ndead: dead "a"'), []))
+    assert followed.accept(0, [PIECES.index(b"a")]) is None
+    assert allowed(followed, [[]])[0] == {END}
+    reason = followed.accept(0, [END])
+    assert reason is not None and reason.startswith(structure.BROKEN)
+
+
 def test_a_text_that_is_no_grammar_is_refused_when_it_is_compiled() -> None:
     with pytest.raises(RequestError, match="cannot be followed"):
         grammars().compile("start: nobody")

@@ -219,6 +219,10 @@ async def test_tokenize_and_detokenize() -> None:
     )
     back = await call(app, "POST", "/detokenize", json.dumps({"tokens": got.json["tokens"]}).encode())
     assert back.json == {"prompt": "ab c"}
+    for idle in ({"prompt": "a", "add_generation_prompt": True},
+                 {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}):
+        refused = await call(app, "POST", "/tokenize", json.dumps(idle).encode())
+        assert refused.status == 400 and refused.json["error"]["param"] == list(idle)[-1]
     chat = await call(app, "POST", "/tokenize", CHAT)
     await call(app, "POST", "/v1/chat/completions", CHAT)
     assert chat.json["tokens"] == engine.submitted[0][0]

@@ -33,6 +33,7 @@ REFUSED_EITHER: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"cat": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 1000}}, "logit_bias"),
     ({"logit_bias": {"٣": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1, "5": 2}}, "logit_bias"),
     ({"logit_bias": {"5": None}}, "logit_bias"),
     ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
     ({"seed": 2**63}, "seed"),
@@ -57,6 +58,7 @@ REFUSED_EITHER: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
     ({"model": "nope"}, "model"),
 ]
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [

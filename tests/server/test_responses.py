@@ -311,6 +311,18 @@ async def _ended(responses: Responses, identity: str) -> Any:
             await asyncio.sleep(0)
 
 
+async def test_a_response_takes_one_place_at_work() -> None:
+    api, engine = fake_api()
+    engine.gate = asyncio.Event()
+    waiting = asyncio.create_task(_whole(Responses(api)))
+    while not engine.open:
+        await asyncio.sleep(0)
+    assert api.admission.num_active == 1
+    engine.gate.set()
+    await waiting
+    assert not api.admission.num_active
+
+
 async def test_a_background_response_is_there_before_its_first_token() -> None:
     """Queued, and its events can be waited for; as the same one asked for plainly; and so many of a key."""
     api, engine = fake_api("hello there")

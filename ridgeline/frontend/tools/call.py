@@ -47,6 +47,8 @@ def read_tools(given: Sequence[Any] | None) -> list[Tool]:
         where = f"tools[{index}]"
         if not isinstance(one, Mapping) or one.get("type") != "function":
             raise invalid_value(where, 'must be an object of type "function"')
+        if unknown := sorted(set(map(str, one)) - {"type", "function"}):
+            raise invalid_value(where, f"there is no field {unknown[0]!r:.80}")
         function = one.get("function")
         if not isinstance(function, Mapping):
             raise invalid_value(where, "function must be an object with a name")
@@ -59,10 +61,12 @@ def read_tools(given: Sequence[Any] | None) -> list[Tool]:
             raise invalid_value(f"{where}.function.name", f"{name!r} is there twice")
         parameters = function.get("parameters")
         parameters = {"type": "object", "properties": {}} if parameters is None else parameters
-        if not isinstance(parameters, Mapping):
-            raise invalid_value(f"{where}.function.parameters", "must be a JSON schema")
+        if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+            raise invalid_value(f"{where}.function.parameters", "must be the JSON schema of an object")
         if not isinstance(description, str):
             raise invalid_value(f"{where}.function.description", "must be a text")
+        if not isinstance(function.get("strict"), bool | None):
+            raise invalid_value(f"{where}.function.strict", "must be true or false")
         tools.append(Tool(name=name, description=description, parameters=parameters,
                           strict=bool(function.get("strict"))))
     return tools

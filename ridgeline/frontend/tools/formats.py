@@ -12,7 +12,7 @@ class CallFormat:
 
     opener: stands before them, "" where an answer that begins with a brace is a call. closer: behind each.
     listed: all calls stand in one JSON list. separator: between calls. named: a call may also be written as
-    opener, name, arguments.
+    opener, name, arguments. forced: the answer must be calls, so that one that broke off is no text.
     """
 
     opener: str
@@ -21,6 +21,7 @@ class CallFormat:
     separator: str
     listed: bool = False
     named: bool = False
+    forced: bool = False
 
     def before(self, name: str) -> str:
         """What comes between the opener and the arguments of a call."""

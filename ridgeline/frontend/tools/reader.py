@@ -127,7 +127,9 @@ class CallReader:
     def finish(self) -> Iterator[Event]:
         """The text is over: what was held back is text, a call that broke off stays as far as it came."""
         yield from self._flush_arguments()
-        if self._object is not None and self._object.name is None:
+        if self._form.forced:
+            pass
+        elif self._object is not None and self._object.name is None:
             yield from self._as_text(self._held + self._object.raw)
         elif self._object is None and self._state != self._behind:
             yield from self._as_text(self._held)
