@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.commands.flags import count, positive, seconds, size
+from ridgeline.commands.flags import count, positive, seconds, share, size
 from ridgeline.commands.progress import Progress
 from ridgeline.commands.simulate_idle import refuse_idle
 from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds, parse_target
@@ -41,13 +41,6 @@ def _read(parse: Callable[[str], float]) -> Callable[[str], float]:
 _time, _target, _link = _read(parse_seconds), _read(parse_target), _read(parse_link)
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share: it is above 0 and at most 1")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="MODEL",
                         help="a model as people write it (llama-3-8b), a folder or a Hub id; or `capacity "
@@ -75,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", type=Path, metavar="FILE",
                         help="a trace that `serve --trace-file` wrote: are its plans made again and, with a "
                         "MODEL, how far are the ledger's times from those measured")
-    parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
+    parser.add_argument("--attainment", type=share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--html", type=Path, metavar="FILE",

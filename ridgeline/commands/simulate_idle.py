@@ -4,7 +4,7 @@ effect."""
 import argparse
 from collections.abc import Iterator
 
-from ridgeline.base.errors import ConfigError
+from ridgeline.commands.flags import refuse
 
 _DEPLOYMENT = ("gpu", "tp", "pp", "ep", "weights", "kv_cache_dtype", "memory_bytes", "price_usd_per_hour",
                "profile", "reading")
@@ -16,11 +16,8 @@ _SERVED = ("policy", "compare", "lengths", "num_requests", "ttft_s", "tpot_s", "
 
 def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """ConfigError for the first flag that was given and has no effect."""
-    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
     for what, names in _idle(args):
-        for name in names:
-            if getattr(args, name) != parser.get_default(name):
-                raise ConfigError(f"{what} takes no {flags[name]}: leave it out")
+        refuse(args, parser, what, names)
 
 
 def _idle(args: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
