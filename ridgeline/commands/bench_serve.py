@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.commands.flags import count, positive, seconds
+from ridgeline.commands.flags import count, positive, refuse, seconds, share
 from ridgeline.workload.ask import WorkloadAsk
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="of a request (600)")
     _add_load(parser.add_argument_group("load"))
     output = parser.add_argument_group("output")
-    output.add_argument("--goodput", type=_goal, nargs="+", default=[], metavar="ttft:MS",
+    output.add_argument("--goodput", type=_goal, nargs="+", action="extend", default=[], metavar="ttft:MS",
                         help="targets in milliseconds of ttft, tpot and e2el; requests that meet all count")
+    output.add_argument("--max-failed", type=share, default=0.1, metavar="SHARE",
+                        help="exit code 1 where a larger share of requests failed, clients that lost their "
+                        "--patience apart, or none was answered (0.1)")
     output.add_argument("--percentiles", type=_points, default="50,90,95,99,99.9", metavar="P,P,...",
                         help="of every latency (50,90,95,99,99.9)")
     output.add_argument("--save", type=Path, metavar="FILE.json",
@@ -63,8 +66,10 @@ def _add_load(load: argparse._ActionsContainer) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
-        if args.url or args.rate or args.save or args.html:
-            raise ConfigError("--compare reads two saved results and measures nothing: leave the rest out")
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        others = vars(parser.parse_args([])).keys() - {"compare", "progress"}
+        refuse(args, parser, "--compare, which measures nothing,", sorted(others))
         from ridgeline.bench.serve.compare import compare
 
         print(compare(tuple(args.compare)))
@@ -87,7 +92,7 @@ def _ask(args: argparse.Namespace) -> "ServeAsk":
         api_key=args.api_key or next(iter(api_keys()), None), goodput=dict(args.goodput),
         max_concurrency=args.max_concurrency, timeout_s=args.timeout, num_warmups=args.warmup,
         percentiles=args.percentiles, ignore_eos=args.ignore_eos, save=args.save, html=args.html,
-        json=args.json, progress=args.progress)
+        max_failed=args.max_failed, json=args.json, progress=args.progress)
 
 
 def _workload(args: argparse.Namespace) -> WorkloadAsk:

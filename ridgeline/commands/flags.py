@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,24 @@ count = positive(parse_count)
 size = positive(parse_bytes)
 seconds = positive(float)
 target = positive(parse_target)
+
+
+def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser, what: str,
+           names: Iterable[str]) -> None:
+    """ConfigError for the first of these flags that was given though `what` leaves it without effect."""
+    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+    left_out = parser.parse_args([])
+    for name in names:
+        if getattr(args, name) != getattr(left_out, name):
+            raise ConfigError(f"{what} takes no {flags[name]}: leave it out")
+
+
+def share(text: str) -> float:
+    """Above 0 and at most 1."""
+    value = positive(float)(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share: it is above 0 and at most 1")
+    return float(value)
 
 
 def word(text: str) -> str:

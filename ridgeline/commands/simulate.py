@@ -3,14 +3,15 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.commands.flags import count, positive, seconds, size
+from ridgeline.commands.flags import count, positive, seconds, share, size
 from ridgeline.commands.progress import Progress
+from ridgeline.commands.simulate_idle import refuse_idle
 from ridgeline.planner.ask import CACHES, WEIGHTS, Ask, parse_link, parse_seconds, parse_target
 from ridgeline.schedule.targets import Targets
 from ridgeline.workload.ask import WorkloadAsk
@@ -26,11 +27,6 @@ HELP = "run traffic through the live scheduler in virtual time: latencies, goodp
 _ROWS, _STEP_TOKENS = 256, 8192
 _NUM_REQUESTS = 1000  # drawn, unless told
 _EXAMPLE_MODEL = "llama-3-8b"
-_LOAD = ("policy", "compare", "max_num_seqs", "max_num_batched_tokens", "kv", "host_kv_bytes",
-         "prefix_caching", "trace", "lengths", "rate", "arrival", "rate_scale", "length_scale",
-         "patience_s", "num_requests", "duration_s", "replicas", "prefill", "decode",
-         "html")  # what an example or a record settles itself
-_TAKEN = {"eight-requests": ("policy", "compare"), "uniform": ("lengths", "num_requests")}
 
 
 def _read(parse: Callable[[str], float]) -> Callable[[str], float]:
@@ -43,13 +39,6 @@ def _read(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 
 _time, _target, _link = _read(parse_seconds), _read(parse_target), _read(parse_link)
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share: it is above 0 and at most 1")
-    return value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", type=Path, metavar="FILE",
                         help="a trace that `serve --trace-file` wrote: are its plans made again and, with a "
                         "MODEL, how far are the ledger's times from those measured")
-    parser.add_argument("--attainment", type=_share, default=0.9, metavar="SHARE",
+    parser.add_argument("--attainment", type=share, default=0.9, metavar="SHARE",
                         help="capacity: of what is offered, the share that must meet its targets (0.9)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--html", type=Path, metavar="FILE",
@@ -89,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(group: argparse._ActionsContainer) -> None:
     group.add_argument("--replicas", type=count, default=1, metavar="N", help="equal engines (1)")
     group.add_argument("--prefill", metavar="N[@GPU][,tp=N]",
-                       help="engines for prompts alone, such as 2 or 2@h100,tp=1; with --decode")
+                       help="engines for prompts alone, such as 2, 2@h100,tp=1 or 2@h20,price=1.2 (USD "
+                       "of one device an hour); with --decode")
     group.add_argument("--decode", metavar="N[@GPU][,tp=N]", help="engines that go on with their caches")
     group.add_argument("--router", metavar="NAME[:SETTING]", default="least-work",
                        help="which engine takes a request: round-robin, least-work, prefix or prefix:BOUND")
@@ -147,10 +137,12 @@ def _topology(args: argparse.Namespace, model: str) -> "Topology":
     if profile is not None and profile.calibration is None:
         raise ConfigError(f"profile {profile.name} has no calibration: make one with `ridgeline calibrate "
                           f"--profile {args.profile}`")
-    if not args.gpu and profile is None:
+    prefill, decode = (None if one is None else parse_pool(one) for one in (args.prefill, args.decode))
+    gpu = args.gpu or args.profile or (prefill.gpu if prefill and decode and decode.gpu else None)
+    if not gpu:
         raise ConfigError("--gpu is missing: name a device, such as h100, or a machine's --profile")
     shop = Workshop(device=profile.hardware() if profile is not None and not args.gpu else None)
-    ask = Ask(model=model, gpu=args.gpu or args.profile, prompt=args.max_num_batched_tokens, output=1,
+    ask = Ask(model=model, gpu=gpu, prompt=args.max_num_batched_tokens, output=1,
               tp=args.tp, pp=args.pp, ep=args.ep, weights=args.weights, kv=args.kv_cache_dtype,
               memory_bytes=args.memory_bytes, price_usd_per_hour=args.price_usd_per_hour,
               disaggregate=args.prefill is not None, link_bytes_per_s=args.link_bytes_per_s)
@@ -160,9 +152,7 @@ def _topology(args: argparse.Namespace, model: str) -> "Topology":
         ask, lambda one: machine_of(shop.setup(one), num_rows=args.max_num_seqs, reading=reading,
                                     max_step_tokens=args.max_num_batched_tokens, calibration=calibration,
                                     host_bytes=args.host_kv_bytes),
-        replicas=args.replicas, router=args.router,
-        prefill=None if args.prefill is None else parse_pool(args.prefill),
-        decode=None if args.decode is None else parse_pool(args.decode))
+        replicas=args.replicas, router=args.router, prefill=prefill, decode=decode)
 
 
 def _servings(args: argparse.Namespace, workload: "Workload") -> "list[Serving]":
@@ -177,7 +167,10 @@ def _servings(args: argparse.Namespace, workload: "Workload") -> "list[Serving]"
 def _policies(args: argparse.Namespace) -> list[str]:
     if args.policy and args.compare:
         raise ConfigError("--policy and --compare contradict one another: --compare takes them all")
-    return args.compare.split(",") if args.compare else [args.policy or "fcfs"]
+    names = args.compare.split(",") if args.compare else [args.policy or "fcfs"]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--compare {args.compare} names a policy twice")
+    return names
 
 
 def _workload_ask(args: argparse.Namespace) -> WorkloadAsk:
@@ -218,6 +211,9 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
         return
     print(f"{topology.name}; {workload.about}; {targets_text(servings[0].targets)}")
     print(outcomes_text(outcomes))
+    if topology.usd_per_hour is None:
+        print("nothing per dollar: the price of a device is not known; give --price, or price=USD of a "
+              "--prefill or --decode")
 
 
 def _write_html(args: argparse.Namespace, model: str, servings: "list[Serving]",
@@ -305,20 +301,9 @@ def _run_alone(machine: "Machine", serving: "Serving", workload: "Workload") -> 
     return _run(Topology(engines=(machine,)), serving, workload)
 
 
-def _refuse_idle(args: argparse.Namespace, what: str, taken: Collection[str]) -> None:
-    """An example or a record settles its load itself: a flag that would change nothing is an error."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    for name in _LOAD:
-        if name not in taken and getattr(args, name) != parser.get_default(name):
-            flag = {"prefix_caching": "no-prefix-caching"}.get(name, name.removesuffix("_s"))
-            raise ConfigError(f"{what} takes no --{flag.replace('_', '-')}: leave it out")
-
-
 def _replay(args: argparse.Namespace, model: str | None) -> int:
     from ridgeline.commands.simulate_replay import tell_replay
 
-    _refuse_idle(args, "--replay", ("max_num_batched_tokens",))
     seconds = None if model is None else _topology(args, model).engines[0].seconds
     text, values, same = tell_replay(args.replay, seconds)
     if args.json:
@@ -339,7 +324,6 @@ def _example(args: argparse.Namespace, model: str) -> None:
     )
     from ridgeline.workload.make import make_workload
 
-    _refuse_idle(args, f"--example {args.example}", _TAKEN[args.example])
     args.gpu = args.gpu or (None if args.profile else "h100")
     if args.example == "eight-requests":
         args.max_num_seqs, args.max_num_batched_tokens = EIGHT_ROWS, EIGHT_STEP_TOKENS
@@ -367,6 +351,9 @@ DOORS = {"capacity": _capacity}  # words that open another door; each takes a mo
 
 def run(args: argparse.Namespace) -> int:
     words = list(args.words)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    refuse_idle(args, parser)
     if args.replay is not None:
         if args.example is not None or len(words) > 1:
             raise ConfigError("--replay takes one model, or none for plans alone, and no --example")

@@ -3,6 +3,8 @@ workload and no policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.planner.ask import Ask
@@ -14,32 +16,40 @@ _DEGREES = ("tp", "pp", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Equal engines. gpu and degrees: None where the flags of the whole run hold."""
+    """Equal engines. gpu, degrees and price (USD of one device an hour): None where the flags of the whole
+    run hold."""
 
     num: int
     gpu: str | None = None
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
+    price: float | None = None
 
     def ask(self, ask: Ask) -> Ask:
         """One of them, else as asked for the run; its own device has its own price."""
         given = {name: value for name in _DEGREES if (value := getattr(self, name)) is not None}
         if self.gpu is not None and self.gpu != ask.gpu:
             given |= {"gpu": self.gpu, "price_usd_per_hour": None}
+        if self.price is not None:
+            given["price_usd_per_hour"] = self.price
         return replace(ask, **given)
 
 
 def parse_pool(text: str) -> Pool:
-    """'4', '2@h100' or '4@h20,tp=2'."""
+    """'4', '2@h100', '4@h20,tp=2' or '4@h20,price=1.2'."""
     head, *degrees = text.split(",")
     num, _, gpu = head.partition("@")
-    given = {}
+    given: dict[str, Any] = {}
     for name, _, value in (part.strip().partition("=") for part in degrees):
-        if name not in _DEGREES or not value.isdecimal() or not int(value):
+        read = {**dict.fromkeys(_DEGREES, int), "price": float}.get(name)
+        try:
+            given[name] = read(value) if read else 0
+        except ValueError:
+            given[name] = 0
+        if not 0 < given[name] < inf:
             raise ConfigError(f"{text}: {name}={value} is not known of an engine: it takes "
-                              f"{', '.join(f'{one}=N' for one in _DEGREES)}")
-        given[name] = int(value)
+                              f"{', '.join(f'{one}=N' for one in _DEGREES)}, price=USD")
     if not num.strip().isdecimal() or not int(num):
         raise ConfigError(f"{text}: it begins with how many engines there are: write it like 2, 2@h100 or "
                           "4@h20,tp=2")

@@ -59,7 +59,7 @@ def reversed_conclusions(machine: Machine, real: Workload, run: Run) -> tuple[Co
         load = Workload(requests=offered, about=name, num_at_a_time=clients)
         found[name] = {policy: run(whole, Serving(policy=policy), load)
                        for policy in ("static", "fcfs", "chunked:512")}
-        crowd, tight = replace(load, num_at_a_time=4 * clients), _tight(machine, prompt + output)
+        crowd, tight = replace(load, num_at_a_time=4 * clients), _tight(whole, prompt + output)
         for kv in ("paged", "contiguous"):
             serving = Serving(policy="fcfs", kv=kv, reserve_tokens=longest)
             found[name][kv] = run(tight, serving, crowd)

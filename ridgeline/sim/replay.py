@@ -182,7 +182,7 @@ def replay(recorded: Recorded, capacity: Capacity, make_scheduler: Callable[[Cap
     loop = Loop(make_scheduler(player.capacity()), player, player)
     waiting = deque(one for one in recorded.requests if not one.choice)
     leaving = deque(sorted((one for one in recorded.requests if one.left_after is not None),
-                           key=lambda one: one.left_after or 0))
+                           key=lambda one: (one.left_after or 0, one.finished_s)))
     while waiting or leaving or loop.has_work():
         while waiting and (waiting[0].came_after <= loop.progress() or not loop.has_work()):
             loop.add(request_again(recorded.requests, waiting.popleft(), player.texts))
@@ -221,7 +221,8 @@ def _compared(recorded: Recorded, plans: Sequence[StepPlan], seconds: StepSecond
         now = "nothing" if num_equal >= len(plans) else (
             f"{plans[num_equal].num_decodes} decodes and "
             f"{plans[num_equal].num_tokens - plans[num_equal].num_decodes} prompt tokens")
-        difference = f"step {num_equal} had {was}, the replay plans {now}"
+        difference = f"step {num_equal} had {was}, the replay plans {now}" + (
+            ", but other rows or pages" if now == was else "")
     return Replayed(num_steps=len(recorded.steps), num_equal=num_equal, difference=difference,
                     priced={} if seconds is None else _priced(recorded, plans[:num_equal], seconds))
 

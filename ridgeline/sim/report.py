@@ -18,8 +18,10 @@ def targets_text(targets: Targets) -> str:
 
 
 def outcomes_text(outcomes: Sequence[Outcome]) -> str:
-    """A table; times in milliseconds but E2E in seconds."""
-    return table([_COLUMNS, *(_row(outcome) for outcome in outcomes)])
+    """A table; times in milliseconds but E2E in seconds. Below it, who got no answer."""
+    missing = [f"{one.policy}: {one.num_refused} requests refused, longer than memory holds; {one.num_lost} "
+               "lost, their clients went away" for one in outcomes if one.num_refused or one.num_lost]
+    return "\n".join([table([_COLUMNS, *(_row(outcome) for outcome in outcomes)]), *missing])
 
 
 def _row(one: Outcome) -> tuple[str, ...]:

@@ -27,6 +27,12 @@ def num_at_a_time(arrival: str) -> int | None:
     return int(number)
 
 
+def check_arrival(arrival: str) -> None:
+    """ConfigError for an unknown arrival."""
+    if arrival.partition(":")[0] not in {form.partition(":")[0] for form in FORMS}:
+        raise ConfigError(f"no arrival named {arrival!r}: known are {', '.join(FORMS)}")
+
+
 def arrival_times(arrival: str, rate: float, random: Generator) -> Iterator[float]:
     """Seconds from the start, without end. A generator in the same state gives the same times at every rate
     but for the factor. ConfigError for an unknown arrival."""

@@ -15,7 +15,7 @@ from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table
 from ridgeline.workload.measured import MEASURED, load_measured
 from ridgeline.workload.offered import Offered
-from ridgeline.workload.source import Source, numbers
+from ridgeline.workload.source import MOST_TOKENS, Source, numbers
 
 Pairs = NDArray[np.float64]  # (requests, 2): tokens of the prompt and of the output
 Draw = Callable[[Generator, int], Pairs]
@@ -35,7 +35,8 @@ def uniform_lengths(name: str) -> bool:
 
 def _rows(draw: Draw, random: Generator) -> Iterator[Offered]:
     blocks = (draw(random, _BLOCK) for _ in iter(int, 1))
-    rows = chain.from_iterable(np.maximum(np.floor(block + 0.5), 1).astype(int).tolist() for block in blocks)
+    rows = chain.from_iterable(np.clip(np.floor(block + 0.5), 1, MOST_TOKENS).astype(int).tolist()
+                               for block in blocks)
     for row, (prompt, output) in enumerate(rows, start=1):
         yield Offered(arrived_s=0.0, num_prompt=prompt, num_output=output, row=row)
 

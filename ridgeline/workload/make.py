@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from numpy.random import default_rng
 
 from ridgeline.base.errors import ConfigError
-from ridgeline.workload.arrivals import arrival_times, num_at_a_time
+from ridgeline.workload.arrivals import arrival_times, check_arrival, num_at_a_time
 from ridgeline.workload.ask import WorkloadAsk
 from ridgeline.workload.lengths import draw_lengths
 from ridgeline.workload.offered import Offered, Workload
@@ -31,9 +31,14 @@ def make_workload(ask: WorkloadAsk) -> Workload:
     if at_a_time is not None:
         if ask.rate is not None:
             raise ConfigError(f"arrival {ask.arrival} has no rate: the next request waits for an answer")
+        if ask.rate_scale != 1:
+            raise ConfigError(f"arrival {ask.arrival} has no times that a rate scale would press together")
         requests = (replace(request, arrived_s=0.0) for request in requests)
         about = f"{at_a_time} at a time"
     elif source.timed and ask.rate is None:
+        check_arrival(ask.arrival)
+        if ask.arrival not in ("poisson", "trace"):
+            raise ConfigError(f"arrival {ask.arrival} needs a rate: without one a trace keeps its own times")
         requests = (replace(request, arrived_s=request.arrived_s / ask.rate_scale) for request in requests)
         about = "its own arrivals" + (f", {ask.rate_scale:g} times as fast" if ask.rate_scale != 1 else "")
     else:

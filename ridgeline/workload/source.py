@@ -1,11 +1,12 @@
 """Where requests come from before they have their arrivals: a trace's rows, or lengths drawn without end."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.workload.offered import Offered
+
+MOST_TOKENS = 1 << 24  # of a prompt or an answer: more than any context holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ def numbers(text: str, what: str, form: str) -> list[float]:
         found = [float(word) for word in words]
     except ValueError:
         found = []
-    if len(found) != wanted or not all(math.isfinite(number) and number > 0 for number in found):
-        raise ConfigError(f"{what} {text!r}: write it like {form}, with numbers above 0")
+    if len(found) != wanted or not all(0 < number <= MOST_TOKENS for number in found):
+        raise ConfigError(f"{what} {text!r}: write it like {form}, with numbers above 0 and at most "
+                          f"{MOST_TOKENS}")
     return found

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from argparse import ArgumentParser
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +18,10 @@ from ridgeline.bench.serve.compare import compare
 from ridgeline.bench.serve.drive import drive
 from ridgeline.bench.serve.numbers import result
 from ridgeline.bench.serve.page import page
-from ridgeline.bench.serve.run import measure
+from ridgeline.bench.serve.run import measure, too_many_failed
 from ridgeline.bench.serve.text import report
 from ridgeline.cli import main
+from ridgeline.commands.bench_serve import add_arguments
 from ridgeline.workload.ask import WorkloadAsk
 from ridgeline.workload.make import make_workload
 from tests.bench.scripted import HEAD, Act, Call, Script, Scripted, event, piece, scripted, steady, text
@@ -148,6 +150,8 @@ def test_every_failure_is_counted_by_its_kind_and_nothing_hangs() -> None:
     assert found["errors"][0] == "http 500: oops" and found["errors"][-1] == ""
     assert found["mean_ttft_ms"] == pytest.approx(found["ttfts"][-1] * 1e3)
     assert "13 failed (" in report(found) and "first failure, error: " in report(found)
+    assert too_many_failed(found, 0.1) == "13 of 14 requests failed, more than --max-failed 0.1 allows"
+    assert not too_many_failed(found, 0.95)
 
 
 def test_a_server_that_goes_away_is_counted() -> None:
@@ -171,6 +175,7 @@ def test_clients_lose_their_patience() -> None:
     found, _ = _run(steady(0.2, 0.0), ask)
     assert found["completed"] == 2 and found["ridgeline"]["failures"] == {"left": 6}
     assert found["duration"] < 1.0
+    assert not too_many_failed(found, 0.1), "those who leave as they were told to did not fail"
 
 
 def test_chats_reasoning_and_chunks_of_several_tokens() -> None:
@@ -261,11 +266,19 @@ def test_only_what_was_offered_alike_is_compared(found: dict[str, Any], tmp_path
         compare((Path(same[0]), tmp_path / "none.json"))
 
 
+def test_targets_given_one_by_one_all_count() -> None:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["--goodput", "ttft:500", "--goodput", "tpot:30", "e2el:9000"])
+    assert dict(args.goodput) == {"ttft": 0.5, "tpot": 0.03, "e2el": 9.0}
+
+
 @pytest.mark.parametrize(("words", "told"), [
     ([], "needs --url"),
     (["--url", "ftp://x", "--rate", "1"], "write it like http"),
     (["--url", "http://127.0.0.1:9", "--rate", "1"], "does not answer"),
     (["--url", "http://127.0.0.1:9"], "give a rate"),
+    (["--compare", "a", "b", "--seed", "3"], "takes no --seed"),
     (["--url", "http://127.0.0.1:9", "--rate", "1", "--dataset", "nothing"], "no length distribution"),
 ])
 def test_mistakes_are_told_in_a_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

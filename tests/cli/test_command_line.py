@@ -61,7 +61,7 @@ FLAGS = {
         "--url", "--model", "--api-key", "--endpoint", "--no-ignore-eos", "--timeout", "--dataset", "--rate",
         "--arrival", "--rate-scale", "--length-scale", "--num-prompts", "--duration", "--max-concurrency",
         "--warmup", "--patience", "--seed", "--goodput", "--percentiles", "--save", "--html", "--json",
-        "--no-progress", "--compare",
+        "--no-progress", "--compare", "--max-failed",
     },
     "labs": {"--host", "--port"},
     "calibrate": {"--profile", "--device", "--threads"},

@@ -83,6 +83,11 @@ def test_a_split_pays_from_a_rate_on(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(("words", "message"), [
     (["--rate", "8", "--policy", "best"], "fcfs"), (["--rate", "8", "--tpot", "1ms"], "floor"),
     (["--rate", "8", "--policy", "fcfs", "--compare", "fcfs"], "contradict"), ([], "rate"),
+    (["--rate", "8", "--compare", "fcfs,fcfs"], "twice"),
+    (["--rate", "8", "--attainment", "0.5"], "--attainment"),
+    (["--rate", "8", "--router", "prefix"], "--router"), (["--rate", "8", "--link", "3GB/s"], "--prefill"),
+    (["--arrival", "closed:2", "--patience", "1s"], "--patience"),
+    (["--arrival", "closed:2", "--duration", "9s"], "--duration"),
 ])
 def test_a_mistake_is_told_in_one_line(words: list[str], message: str,
                                        capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +103,14 @@ def test_several_engines_and_a_split_of_mixed_hardware(capsys: pytest.CaptureFix
     assert split["num_devices"] == 4 and split["num_finished"] == 8 and split["good_per_usd"] is None
     assert split["goodput_per_device"] == pytest.approx(split["goodput"] / 4)
     assert "2 prefill" in split["machine"] and "1 decode" in split["machine"] and "H20" in split["machine"]
+    assert main([BASE[0], BASE[1], *BASE[4:], *load, "--prefill", "1@h100", "--decode", "1@h20,price=2"]) == 0
+    assert "nothing per dollar" not in capsys.readouterr().out
     assert main([*BASE, *load, "--replicas", "2", "--router", "prefix"]) == 0
     assert "2 x (llama-3-8b" in capsys.readouterr().out
     assert main([*BASE, *load, "--prefill", "2"]) == 2
     assert "--decode" in capsys.readouterr().err
+    assert main([*BASE, *load, "--prefill", "2", "--decode", "2,price=nan"]) == 2
+    assert "price=USD" in capsys.readouterr().err
 
 
 def test_the_eight_requests_give_the_seeds_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +151,8 @@ def test_a_report_is_a_file_and_adds_its_comparisons_to_the_json(
 @pytest.mark.parametrize("flags, said", [
     (["eight-requests", "--rate", "3"], "--rate"), (["uniform", "--policy", "fcfs"], "--policy"),
     (["uniform", "--duration", "3s"], "--duration"),
-    (["eight-requests", "--no-prefix-caching"], "--no-prefix"),
+    (["eight-requests", "--no-prefix-caching"], "--no-prefix"), (["eight-requests", "--seed", "3"], "--seed"),
+    (["uniform", "--ttft", "3s"], "--ttft"), (["uniform", "--router", "prefix"], "--router"),
 ])  # fmt: skip
 def test_a_flag_that_an_example_settles_itself_is_refused(flags: list[str], said: str,
                                                           capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,7 @@ def test_a_duration_ends_a_workload() -> None:
     (WorkloadAsk(lengths="lognormal:5", rate=1.0, num_requests=1), "PROMPT_MEAN,SIGMA,OUTPUT_MEAN,SIGMA"),
     (WorkloadAsk(lengths="uniform:9-3", rate=1.0, num_requests=1), "smaller number"),
     (WorkloadAsk(lengths="fixed:nan,3", rate=1.0, num_requests=1), "PROMPT,OUTPUT"),
+    (WorkloadAsk(lengths="fixed:1e30,3", rate=1.0, num_requests=1), "at most 16777216"),
     (WorkloadAsk(lengths="sharegpt", rate=1.0), "how many, or for how long"),
     (WorkloadAsk(lengths="sharegpt", arrival="closed:2", duration_s=5.0), "say how many"),
     (WorkloadAsk(lengths="sharegpt", num_requests=1), "give a rate"),
@@ -118,6 +119,7 @@ def test_a_duration_ends_a_workload() -> None:
     (WorkloadAsk(lengths="sharegpt", rate=1.0, num_requests=1, arrival="weekly"), "poisson, gamma:SHAPE"),
     (WorkloadAsk(lengths="sharegpt", rate=1.0, num_requests=1, arrival="gamma:0"), "SHAPE"),
     (WorkloadAsk(lengths="sharegpt", rate=1.0, num_requests=1, arrival="closed:2"), "has no rate"),
+    (WorkloadAsk(lengths="sharegpt", num_requests=1, arrival="closed:2", rate_scale=2.0), "no times"),
     (WorkloadAsk(lengths="sharegpt", rate=1.0, num_requests=1, arrival="trace"), "brings no arrivals"),
     (WorkloadAsk(lengths="sharegpt", rate=1.0, num_requests=1, rate_scale=2.0), "change the rate"),
 ])

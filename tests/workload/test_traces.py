@@ -32,7 +32,7 @@ RATES = """client,window_start_s,rate_rps,cv,pattern,pattern_arg1,pattern_arg2
 
 
 def _read(tmp_path: Path, text: str, name: str = "trace.csv", prefix: str = "",
-          **ask: float) -> list[Offered]:
+          **ask: float | str) -> list[Offered]:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return list(make_workload(WorkloadAsk(trace=prefix + str(path), **ask)).requests)  # type: ignore[arg-type]
@@ -141,6 +141,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens\n0.5,7,3\n1.5,7,3\n"
     (HEAD + "2.0,7\n", r"row 3 .*output_tokens is missing"),
     (HEAD + "2.0,7,many\n", r"row 3 .*'many', which is no number"),
     (HEAD + "2.0,7.5,3\n", r"row 3 .*tokens are whole"),
+    (HEAD + "2.0,1e30,3\n", r"row 3 .*prompt_tokens is 1e\+30, at most 16777216"),
     (AZURE + "soon: later,7,3\n", r"row 4 .*TIMESTAMP is 'soon: later', which is no time"),
     ("arrival_s,output_tokens\n", "has no column prompt_tokens"),
     ("when,much\n", "of no known trace format.*azure, lengths, mooncake"),
@@ -157,6 +158,12 @@ def test_bad_rows_are_named(tmp_path: Path, text: str, words: str) -> None:
             _read(tmp_path, text, rate=1.0)
         else:
             _read(tmp_path, text)
+
+
+def test_a_traces_own_arrivals_are_not_drawn_too(tmp_path: Path) -> None:
+    for arrival, words in (("gamma:2", "needs a rate"), ("weekly", "no arrival named 'weekly'")):
+        with pytest.raises(ConfigError, match=words):
+            _read(tmp_path, HEAD, arrival=arrival)
 
 
 def test_missing_files_columns_and_formats_are_told(tmp_path: Path) -> None:

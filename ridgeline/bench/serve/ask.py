@@ -12,7 +12,8 @@ class ServeAsk:
     """url: of the server; model: None for its first. endpoint: "completions" or "chat". goodput: targets in
     seconds of "ttft", "tpot" and "e2el", each if wanted. max_concurrency: requests under way at a time; the
     others wait, and their waiting counts. timeout_s: of a whole request. num_warmups: requests before, not
-    counted. percentiles: of every latency. ignore_eos: answers as long as asked. save, html: files to write.
+    counted. percentiles: of every latency. ignore_eos: answers as long as asked. max_failed: share of
+    requests that may fail. save, html: files to write.
     """
 
     url: str
@@ -26,6 +27,7 @@ class ServeAsk:
     num_warmups: int = 2
     percentiles: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
     ignore_eos: bool = True
+    max_failed: float = 0.1
     save: Path | None = None
     html: Path | None = None
     json: bool = False

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,8 @@ _WARM_UP_PLACE = 1 << 17  # of their prompts, far from the workload's
 
 
 def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
-    """The exit code: 1 when no request was answered. ConfigError for a server that cannot be asked."""
+    """The exit code: 1 when too many requests failed, which stderr says last. ConfigError for a server that
+    cannot be asked."""
     for path in (ask.save, ask.html):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -36,7 +37,19 @@ def run(ask: ServeAsk, write: Callable[[str], object] = print) -> int:
         ask.save.write_text(data + "\n", encoding="utf-8")
     if ask.html is not None:
         ask.html.write_text(page(found), encoding="utf-8")
-    return 0 if found["completed"] else 1
+    verdict = too_many_failed(found, ask.max_failed)
+    if verdict:
+        print(f"ridgeline bench serve: {verdict}", file=sys.stderr)
+    return 1 if verdict else 0
+
+
+def too_many_failed(found: Mapping[str, Any], most: float) -> str:
+    """Why a result is none, or "". Clients that left by themselves did not fail."""
+    num, failures = found["num_prompts"], found["ridgeline"]["failures"]
+    failed = found["failed"] - failures.get("left", 0)
+    if failed > most * num:
+        return f"{failed} of {num} requests failed, more than --max-failed {most:g} allows"
+    return "" if found["completed"] else "no request was answered"
 
 
 async def measure(ask: ServeAsk, workload: Workload) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def _latencies(found: Mapping[str, Any]) -> Iterator[str]:
     points = [f"p{point:g}" for point in found["ridgeline"]["percentiles"]]
     yield "".join([f"{'ms, from the intended send time':32}", *(f"{name:>10}" for name in ("mean", *points))])
     for name, title in _TITLES.items():
-        values = [found.get(f"{point}_{name}_ms") for point in ("mean", *points)]
+        values = [found.get(f"{point}_{name}_ms") if found["completed"] else None
+                  for point in ("mean", *points)]
         yield "".join([f"{title:32}", *(f"{'-' if v is None else f'{v:.1f}':>10}" for v in values)])
     pooled = found["ridgeline"]["pooled_tpot_ms"]
     yield f"{'TPOT, total time over tokens':32}{'-' if pooled is None else f'{pooled:.1f}':>10}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.workload.source import MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,10 @@ class Row:
         return number
 
     def tokens(self, column: str) -> int:
-        """A whole number of tokens, at least 1."""
+        """A whole number of tokens, at least 1 and at most what any context holds."""
         number = self.number_of(column, least=1)
+        if number > MOST_TOKENS:
+            raise self.error(f"{column} is {number:g}, at most {MOST_TOKENS} tokens are taken")
         if number != int(number):
             raise self.error(f"{column} is {number:g}, tokens are whole")
         return int(number)
