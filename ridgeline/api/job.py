@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ridgeline.api.clocks import PromptClock, RequestClock
+from ridgeline.account.clocks import PromptClock, RequestClock
 from ridgeline.api.lane import Lane, Lanes
 from ridgeline.api.outlet import Outlet
 from ridgeline.api.prompts import Prompt

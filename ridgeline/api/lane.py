@@ -6,8 +6,8 @@ Knows neither when it may be taken nor what stands in an event.
 
 from collections.abc import Callable, Sequence
 
+from ridgeline.account.clocks import ChoiceTimes, PromptClock
 from ridgeline.api.answers import to_json
-from ridgeline.api.clocks import ChoiceTimes, PromptClock
 from ridgeline.api.outlet import Outlet
 from ridgeline.frontend.generation import Choice
 
