@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from ridgeline.api.metrics import described
+from ridgeline.account.metrics import described
 
 PAGE = Path(__file__).resolve().parent / "METRICS.md"
 HEAD = """# Metrics

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.answers import PromptUsage, to_json
-from ridgeline.api.caller import Caller
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.openai import OpenAI
 from ridgeline.api.parse import parse

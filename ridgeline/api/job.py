@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ridgeline.api.clocks import PromptClock, RequestClock
-from ridgeline.api.lane import Lane
+from ridgeline.account.clocks import PromptClock, RequestClock
+from ridgeline.api.lane import Lane, Lanes
 from ridgeline.api.outlet import Outlet
 from ridgeline.api.prompts import Prompt
 from ridgeline.base.errors import RequestError
@@ -140,23 +140,7 @@ class Job:
         timed = clock.prompt(self.params.n, now())
         self._running.add(request_id)
 
-        lanes: dict[int, Lane] = {}
-
-        def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-            if push is None or not push.outlet.is_clear():
-                return False
-            if (lane := lanes.get(choice)) is not None:
-                lane.take(tokens, now_s)
-                return True
-            news = News(id=request_id, choice=choice, new_tokens=tokens)
-            piece = self._piece(index, news, timed, now_s)
-            if piece is not None and (body := push.written(piece.index, piece.delta)):
-                push.outlet.write(body)
-            own, number = self.generations[index].choices[choice], index * self.params.n + choice
-            if own.is_plain and (frame := push.frame(number)) is not None:
-                lanes[choice] = Lane(own, timed, timed.choices[choice], frame, push.outlet)
-            return True
-
+        lanes = None if push is None else self._lanes(index, request_id, timed, push)
         news_of = self._engine.submit(
             request_id,
             prompt.token_ids,
@@ -167,23 +151,39 @@ class Job:
             adapter=self._adapter,
             arrived_s=clock.arrived_s,
             predicted_output=self._predicted_output,
-            at_once=at_once if push is not None else None,
+            at_once=lanes,
         )
         try:
             async with aclosing(news_of):
                 async for news in news_of:
+                    if lanes is not None:
+                        lanes.settle()
                     piece = self._piece(index, news, timed, now())
                     if piece is not None:
                         yield piece
-        except (GeneratorExit, asyncio.CancelledError):
-            timed.end("abort", now())
-            raise
-        except Exception as error:
-            timed.end("refused" if isinstance(error, RequestError) else "error", now())
+        except BaseException as error:
+            if lanes is not None:
+                lanes.settle()
+            timed.end(_reason(error), now())
             raise
         finally:
             self._running.discard(request_id)
             self._ended[index].set()
+
+    def _lanes(self, index: int, request_id: str, timed: PromptClock, push: Push) -> Lanes:
+        """The short way of a prompt's tokens."""
+
+        def first(choice: int, tokens: Sequence[int], now_s: float) -> Lane | None:
+            news = News(id=request_id, choice=choice, new_tokens=tokens)
+            piece = self._piece(index, news, timed, now_s)
+            if piece is not None and (body := push.written(piece.index, piece.delta)):
+                push.outlet.write(body)
+            own, number = self.generations[index].choices[choice], index * self.params.n + choice
+            if not own.is_plain or (frame := push.frame(number)) is None:
+                return None
+            return Lane(own, timed, timed.choices[choice], frame, push.outlet)
+
+        return Lanes(push.outlet, first)
 
     def _piece(self, index: int, news: News, timed: PromptClock, now_s: float) -> Piece | None:
         """What news of a prompt adds, if anything; a stop string ends its choice in the engine too."""
@@ -197,6 +197,13 @@ class Job:
         if delta.entries:
             self.entries[number] += delta.entries
         return Piece(index=number, delta=delta)
+
+
+def _reason(error: BaseException) -> str:
+    """Why choices end that an error leaves open."""
+    if not isinstance(error, Exception):  # its reader went away
+        return "abort"
+    return "refused" if isinstance(error, RequestError) else "error"
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -6,8 +6,8 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 import json
 from collections.abc import Sequence
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.answers import to_json
-from ridgeline.api.caller import Caller
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.form import Form
 from ridgeline.api.job import Job

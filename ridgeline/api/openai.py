@@ -9,18 +9,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ridgeline.api.accounts import Accounts
+from ridgeline.account.caller import Caller
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.kept import Accounts
+from ridgeline.account.live import Live
+from ridgeline.account.metrics import Metrics
 from ridgeline.api.admission import Admission
 from ridgeline.api.answers import CachedTokens, ModelCard, PromptUsage
-from ridgeline.api.caller import Caller
 from ridgeline.api.chat import ChatForm
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
 from ridgeline.api.completions import CompletionForm
 from ridgeline.api.errors import as_request_error, unsupported
 from ridgeline.api.form import Form
 from ridgeline.api.job import Engine, Job, Piece, Push
-from ridgeline.api.live import Live
-from ridgeline.api.metrics import Metrics
 from ridgeline.api.outlet import Outlet
 from ridgeline.api.params import chat_params, completion_params
 from ridgeline.api.parse import parse

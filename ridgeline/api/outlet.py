@@ -1,50 +1,58 @@
 """The short way of a stream's bytes: written where the news of their token came in, past the tasks that wait
 in between, none of which need be woken then.
 
-Knows ASGI's send, and nothing of what it writes.
+Knows ASGI's send, maybe a way past that, and nothing of what it writes.
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any
 
 from starlette.types import Send
 
+Write = Callable[[bytes], bool]  # a part of a body: True when it is on its way, else it is the caller's still
+
 
 class Outlet:
-    """Closed until an answer's head and all before have been sent, and again while a connection is full."""
+    """Closed until an answer's head and all before have been sent, and again while a connection is full.
+
+    clear: whether what is written now goes out now.
+    """
 
     def __init__(self) -> None:
+        self.clear = False
         self._send: Send | None = None
+        self._write: Write | None = None
         self._rest: asyncio.Task[None] | None = None
 
-    def is_clear(self) -> bool:
-        """Whether what is written now goes out now."""
-        return self._send is not None and self._rest is None
-
-    def open(self, send: Send) -> None:
-        """From now on `write` sends by `send`."""
-        self._send = send
+    def open(self, send: Send, write: Write | None = None) -> None:
+        """From now on `write` sends by `send`, or sooner by what is given here."""
+        self._send, self._write = send, write
+        self.clear = True
 
     def write(self, body: bytes) -> None:
         """Send a part of the body, while it is clear. Where the connection is full, a task does the rest."""
-        assert self._send is not None and self._rest is None
+        assert self.clear and self._send is not None
+        if self._write is not None and self._write(body):
+            return
         sending: Any = self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             waited = sending.send(None)
         except StopIteration:
             return
+        self.clear = False
         self._rest = asyncio.ensure_future(_go_on(sending, waited))
 
     async def settle(self) -> None:
         """Wait until all that was written is sent. Raises what `send` raised."""
         if self._rest is not None:
             await self._rest
-            self._rest = None
+            self._rest, self.clear = None, self._send is not None
 
     async def close(self) -> None:
         """Nothing goes this way any more."""
+        self.clear = False
         self._send, rest, self._rest = None, self._rest, None
         if rest is not None:
             rest.cancel()

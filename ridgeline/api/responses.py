@@ -6,9 +6,9 @@ Owns what its fields mean in terms of ChatRequest; what those mean, and what is 
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.answers import to_json
 from ridgeline.api.background import Background
-from ridgeline.api.caller import Caller
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.form import Form
 from ridgeline.api.job import Job

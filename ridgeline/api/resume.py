@@ -9,8 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.answers import to_json
-from ridgeline.api.caller import Caller
 from ridgeline.api.errors import error_body
 from ridgeline.api.events import EventLog, split
 from ridgeline.api.stream import Started, event

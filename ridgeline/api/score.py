@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.answers import PromptUsage, to_json
-from ridgeline.api.caller import Caller
 from ridgeline.api.job import Job
 from ridgeline.api.logprobs import FLOOR
 from ridgeline.api.openai import OpenAI

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.api.outlet import Outlet
+from ridgeline.api.outlet import Outlet, Write
 
 T = TypeVar("T")
 
@@ -72,7 +72,8 @@ class Started(Generic[T]):
 class EventStream(Response):
     """A 200 whose body is the events, each sent as it comes; closes their source however the stream ends.
 
-    scope["send"]: past the layers around the app, which wait for an answer's start alone.
+    scope["send"]: past the layers around the app, which wait for an answer's start alone. scope["write"]:
+    past ASGI too, see Outlet.
     """
 
     media_type = "text/event-stream"
@@ -88,15 +89,15 @@ class EventStream(Response):
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                await until_gone(receive, self._pump(scope.get("send", send)))
+                await until_gone(receive, self._pump(scope.get("send", send), scope.get("write")))
             except ClientGone:
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, write: Write | None) -> None:
         outlet = self._events.outlet
         await send({"type": "http.response.body", "body": self._events.first, "more_body": True})
-        outlet.open(send)
+        outlet.open(send, write)
         try:
             async for body in self._events.rest:
                 await outlet.settle()

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ridgeline.api.caller import Caller
+from ridgeline.account.caller import Caller
 from ridgeline.base.clock import since_exec_s
 from ridgeline.base.config import EngineConfig, cache_dir
 from ridgeline.base.units import format_bytes

@@ -115,7 +115,9 @@ class Choice:
         if news.finish is not None:
             self.engine_done = True
         elif self._plain is not None and self.finish is None:
-            return Delta(text=self.more(news.new_tokens), token_ids=news.new_tokens)
+            text = self.read(news.new_tokens)
+            self.note(news.new_tokens, text)
+            return Delta(text=text, token_ids=news.new_tokens)
         if self.finish is not None:
             return _NOTHING
         if self._text is None:
@@ -127,15 +129,18 @@ class Choice:
         """Whether its text is all that its tokens bring, and nothing but the engine ends it."""
         return self._plain is not None
 
-    def more(self, tokens: Sequence[int]) -> str:
-        """As `feed` of tokens alone, for a plain choice that has not ended: the text that they add."""
+    def read(self, tokens: Sequence[int]) -> str:
+        """The text that tokens alone add to a plain choice that has not ended. `note` is owed: the two are as
+        `feed`."""
         assert self._plain is not None
         feed = self._plain.feed
-        text = feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
+        return feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
+
+    def note(self, tokens: Sequence[int], text: str) -> None:
+        """Count tokens whose text was read."""
         if text:
             self._parts.append(text)
         self.token_ids += tokens
-        return text
 
     def _stop_token(self, news: News) -> int | None:
         """The one of stop_token_ids that ended the text; the model's own end is no reason to tell."""

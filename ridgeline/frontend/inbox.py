@@ -2,7 +2,8 @@
 catches up at the price of one piece. For one event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -10,7 +11,18 @@ from ridgeline.frontend.protocol import News
 
 MOST_BEHIND = 4096  # news that wait; a reader further behind is given up
 Item = News | Exception
-AtOnce = Callable[[int, Sequence[int], float], bool]  # choice, its tokens, when they came: True when taken
+
+
+class AtOnce(Protocol):
+    """Has tokens of a request in the place of its reader."""
+
+    def take(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
+        """Tokens of a choice that came at now_s; False: they are not taken."""
+        ...
+
+    def settle(self) -> None:
+        """Do what `take` put off, for all that it took since: nobody waits for that."""
+        ...
 
 
 class Inbox:
@@ -33,15 +45,24 @@ class Inbox:
         return len(self._items) >= MOST_BEHIND and not self._over
 
     def hand(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
-        """Offer tokens of a choice to at_once, past everything here. False: they were not taken."""
+        """Offer tokens of a choice to at_once, past everything here; `settle` is owed for them then. False:
+        they were not taken."""
         at_once, waiter = self._at_once, self._waiter
         if at_once is None or waiter is None or self._items or waiter.done():
             return False
         try:
-            return at_once(choice, tokens, now_s)
+            return at_once.take(choice, tokens, now_s)
         except Exception as error:
             self.fail(error)
             return True
+
+    def settle(self) -> None:
+        """After `hand`."""
+        if self._at_once is not None:
+            try:
+                self._at_once.settle()
+            except Exception as error:
+                self.fail(error)
 
     def put(self, news: News) -> None:
         """Dropped after a failure."""
@@ -66,6 +87,7 @@ class Inbox:
                     and self.hand(item.choice, item.new_tokens, now_s)):
                 self._items = [*rest[number:], *self._items]  # what breaks in it comes last
                 break
+        self.settle()
         self._wake()
 
     @property

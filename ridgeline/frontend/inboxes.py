@@ -55,11 +55,13 @@ class Inboxes:
     async def take(self, steps: Sequence[Sequence[News | Tokens]], now_s: float) -> None:
         """What came at now_s. The news of one step go out as they are read; when it is several, all are put
         in first, so that a choice's go out together. Others have their turn in between: whatever comes in,
-        nobody starves, and what was written first is sent before the last is written."""
+        nobody starves, and what was written first is sent before the last is written. What can wait until
+        all are sent does."""
+        handed: list[Inbox] = []
         if len(steps) == 1:
             for message in steps[0]:
                 if isinstance(message, Tokens):
-                    await self._hand_on(message, now_s)
+                    await self._hand_on(message, now_s, handed)
                 elif (inbox := self._by_request.get(message.id)) is not None:
                     self._put(inbox, message)
                     await self._tell(inbox, now_s)
@@ -67,14 +69,18 @@ class Inboxes:
             for inbox in {inbox.request_id: inbox for inbox in self._put_all(chain(*steps))}.values():
                 await self._tell(inbox, now_s)
         await asyncio.sleep(0)
+        for inbox in handed:
+            inbox.settle()
 
-    async def _hand_on(self, message: Tokens, now_s: float) -> None:
+    async def _hand_on(self, message: Tokens, now_s: float, handed: list[Inbox]) -> None:
         by_route = self._by_route
         for number, (route, token) in enumerate(zip(message.routes, message.tokens, strict=True), 1):
             if (found := by_route.get(route)) is not None:
                 inbox, choice = found
                 tokens = (token,)
-                if not inbox.hand(choice, tokens, now_s):
+                if inbox.hand(choice, tokens, now_s):
+                    handed.append(inbox)
+                else:
                     self._put(inbox, News(id=inbox.request_id, choice=choice, new_tokens=tokens))
                     inbox.tell(now_s)
             if number % TOLD_TOGETHER == 0:

@@ -17,14 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from ridgeline.account.caller import Caller
+from ridgeline.account.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.adapters import load_adapter, unload_adapter
 from ridgeline.api.answers import ModelList, to_json
-from ridgeline.api.caller import Caller
 from ridgeline.api.embeddings import embeddings
 from ridgeline.api.errors import as_request_error, body_at, unsupported
 from ridgeline.api.limits import Limits, too_large
 from ridgeline.api.messages import Messages
-from ridgeline.api.metrics import CONTENT_TYPE, EngineValue
 from ridgeline.api.openai import OpenAI, Reply
 from ridgeline.api.parse import parse
 from ridgeline.api.responses import Responses

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.account.live import Live
+from ridgeline.account.metrics import EngineValue
 from ridgeline.api.job import Engine
-from ridgeline.api.live import Live
-from ridgeline.api.metrics import EngineValue
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
 

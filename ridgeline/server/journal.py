@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.api.caller import Caller, Use
+from ridgeline.account.caller import Caller, Use
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.logs import said
 

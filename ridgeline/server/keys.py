@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ridgeline.api.caller import Caller, Use
+from ridgeline.account.caller import Caller, Use
 from ridgeline.base.clock import Clock, WallClock
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.table import Table

@@ -25,6 +25,7 @@ from ridgeline.server.banner import banner
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.health import Health
 from ridgeline.server.keys import Key, Keys
+from ridgeline.server.short import ShortProtocol
 from ridgeline.server.start import Running
 
 GRACE_S = 5  # for connections to close once their requests have ended
@@ -46,6 +47,7 @@ async def listen(
     )  # fmt: skip
     options = uvicorn.Config(
         app,
+        http=ShortProtocol,
         lifespan="off",
         log_config=None,
         log_level="warning",

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.errors import ConfigError
 
 if TYPE_CHECKING:

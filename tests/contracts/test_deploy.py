@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from docs.metrics import PAGE, page
-from ridgeline.api.metrics import described
+from ridgeline.account.metrics import described
 from ridgeline.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]

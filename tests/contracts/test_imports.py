@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ridgeline"
-TORCH_FREE = ("base", "spec", "models", "kv", "schedule", "workload", "ledger", "frontend", "server",
-              "planner", "web")
+TORCH_FREE = ("base", "spec", "models", "kv", "schedule", "workload", "ledger", "frontend", "account", "api",
+              "server", "planner", "web")
 START_LIMIT_S = 0.3
 
 _WALK = """

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ridgeline.api.accounts import MOST_REQUESTS
+from ridgeline.account.kept import MOST_REQUESTS
 from tests.faults.client import ask, completion, held_bytes, num_open, request_bytes
 from tests.faults.engine import STEP_MS
 from tests.server.process import Server, serving

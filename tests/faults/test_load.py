@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ridgeline.api.accounts import MOST_REQUESTS
+from ridgeline.account.kept import MOST_REQUESTS
 from tests.faults.client import Got, ask, completion, deaf, held_bytes, request_bytes
 from tests.faults.corpus import hostile
 from tests.server.process import Server, launch

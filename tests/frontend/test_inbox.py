@@ -7,6 +7,24 @@ from ridgeline.frontend.inbox import MOST_BEHIND, Inbox
 from ridgeline.frontend.protocol import Logprobs, News
 
 
+class Taker:
+    """An AtOnce that notes what it has, and how often it settled. Not open, it takes none."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.had: list[tuple[int, list[int], float]] = []
+        self.open, self.num_settled, self.error = True, 0, error
+
+    def take(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
+        if self.error is not None:
+            raise self.error
+        if self.open:
+            self.had.append((choice, list(tokens), now_s))
+        return self.open
+
+    def settle(self) -> None:
+        self.num_settled += 1
+
+
 def _news(number: int, choice: int = 0, **fields: object) -> News:
     scored = Logprobs(token_ids=[number], logprobs=[-1.0], rank=0)
     return News(id="r", choice=choice, new_tokens=[number], num_output=number, logprobs=[scored],
@@ -66,20 +84,14 @@ def _tokens(*numbers: int) -> News:
 
 def test_at_once_has_what_the_reader_waits_for() -> None:
     """Tokens of many steps as one; an end, what it will not have and all after that are the reader's."""
-    had: list[tuple[int, list[int], float]] = []
-    open_for = [True]
-
-    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-        if open_for[0]:
-            had.append((choice, list(tokens), now_s))
-        return open_for[0]
+    taker = Taker()
 
     async def work() -> None:
-        inbox = Inbox("r", (0, 1), at_once)
+        inbox = Inbox("r", (0, 1), taker)
         assert not inbox.hand(0, (1,), 1.0), "nobody waits"
         inbox.put(_tokens(1))
         inbox.tell(1.0)
-        assert await inbox.take() == [_tokens(1)] and not had
+        assert await inbox.take() == [_tokens(1)] and not taker.had
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         assert inbox.hand(1, (7,), 2.0)
@@ -87,22 +99,22 @@ def test_at_once_has_what_the_reader_waits_for() -> None:
             inbox.put(_tokens(number))
         assert not inbox.hand(0, (4,), 3.0), "some wait before it"
         inbox.tell(3.0)
-        assert had == [(1, [7], 2.0), (0, [2, 3], 3.0)] and not reader.done()
-        open_for[0] = False
+        assert taker.had == [(1, [7], 2.0), (0, [2, 3], 3.0)] and not reader.done()
+        taker.open = False
         inbox.put(_tokens(4))
         inbox.tell(4.0)
-        open_for[0] = True
+        taker.open = True
         inbox.put(News(id="r", new_tokens=[5], finish="length"))
         inbox.tell(5.0)
         (last,) = await reader
-        assert isinstance(last, News) and list(last.new_tokens) == [4, 5] and len(had) == 2
+        assert isinstance(last, News) and list(last.new_tokens) == [4, 5] and len(taker.had) == 2
 
     asyncio.run(work())
 
 
 def test_more_than_tokens_is_the_reader_s() -> None:
     async def work() -> None:
-        inbox = Inbox("r", (0,), lambda choice, tokens, now_s: True)
+        inbox = Inbox("r", (0,), Taker())
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         inbox.put(_news(1))
@@ -113,11 +125,8 @@ def test_more_than_tokens_is_the_reader_s() -> None:
 
 
 def test_what_at_once_raises_is_the_reader_s() -> None:
-    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-        raise ValueError("cannot be written")
-
     async def work(*, waits: bool) -> None:
-        inbox = Inbox("r", (0, 1), at_once)
+        inbox = Inbox("r", (0, 1), Taker(ValueError("cannot be written")))
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         if waits:

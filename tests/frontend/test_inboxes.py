@@ -6,21 +6,25 @@ from collections.abc import Sequence
 import pytest
 
 from ridgeline.base.errors import RequestError
-from ridgeline.frontend.inbox import MOST_BEHIND, AtOnce
+from ridgeline.frontend.inbox import MOST_BEHIND
 from ridgeline.frontend.inboxes import TOLD_TOGETHER, Inboxes
 from ridgeline.frontend.protocol import News, Tokens
 
 Had = list[tuple[int, list[int]]]
 
 
-def noting(had: Had) -> AtOnce:
-    """Takes all that it is offered, and notes it."""
+class Noting:
+    """Takes all that it is offered, and notes it; and how much of it had come when it settled."""
 
-    def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-        had.append((choice, list(tokens)))
+    def __init__(self, had: Had) -> None:
+        self.had, self.settled = had, list[int]()
+
+    def take(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
+        self.had.append((choice, list(tokens)))
         return True
 
-    return at_once
+    def settle(self) -> None:
+        self.settled.append(len(self.had))
 
 
 def test_tokens_go_by_their_routes() -> None:
@@ -28,7 +32,7 @@ def test_tokens_go_by_their_routes() -> None:
 
     async def work() -> None:
         inboxes, had = Inboxes(lambda request_id: None), Had()
-        one = inboxes.open("one", 2, noting(had))
+        one = inboxes.open("one", 2, Noting(had))
         two = inboxes.open("two", 1, None)
         readers = [asyncio.create_task(inbox.take()) for inbox in (one, two)]
         await asyncio.sleep(0)
@@ -49,7 +53,7 @@ def test_several_steps_are_one_piece() -> None:
 
     async def work() -> None:
         inboxes, had = Inboxes(lambda request_id: None), Had()
-        inbox = inboxes.open("r", 1, noting(had))
+        inbox = inboxes.open("r", 1, Noting(had))
         reader = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         first = News(id="r", new_tokens=[1], num_prompt=4, num_cached=2, times_s={"first_token": 1.0})
@@ -68,27 +72,23 @@ def test_several_steps_are_one_piece() -> None:
 
 def test_others_have_their_turn() -> None:
     async def work() -> None:
-        inboxes, seen = Inboxes(lambda request_id: None), list[int]()
-        taken = [0]
-
-        def at_once(choice: int, tokens: Sequence[int], now_s: float) -> bool:
-            taken[0] += 1
-            return True
-
-        opened = [inboxes.open(str(number), 1, at_once) for number in range(3 * TOLD_TOGETHER)]
+        inboxes, seen, had = Inboxes(lambda request_id: None), list[int](), Had()
+        takers = [Noting(had) for _ in range(3 * TOLD_TOGETHER)]
+        opened = [inboxes.open(str(number), 1, takers[number]) for number in range(3 * TOLD_TOGETHER)]
         readers = [asyncio.create_task(inbox.take()) for inbox in opened]
         await asyncio.sleep(0)
         other = asyncio.get_running_loop().call_soon
 
         def turn() -> None:
-            seen.append(taken[0])
-            if taken[0] < len(opened):
+            seen.append(len(had))
+            if len(had) < len(opened):
                 other(turn)
 
         other(turn)
         routes = [route for inbox in opened for route in inbox.routes]
         await inboxes.take([[Tokens(routes=routes, tokens=[1] * len(routes))]], 0.0)
         assert set(seen) >= {TOLD_TOGETHER, 2 * TOLD_TOGETHER}
+        assert {tuple(taker.settled) for taker in takers} == {(len(opened),)}, "once all are out"
         for reader in readers:
             reader.cancel()
 

@@ -111,8 +111,8 @@ class FakeEngine:
             for news in self._script(request_id, list(prompt), params):
                 await asyncio.sleep(0)
                 offered = at_once if news.is_bare else None
-                if offered is None or not offered(news.choice, news.new_tokens, WallClock().now()):
-                    yield news
+                if offered is None or not offered.take(news.choice, news.new_tokens, WallClock().now()):
+                    yield news  # what else was taken stays owed, as between the writes of one step
         finally:
             self.open.discard(request_id)
 

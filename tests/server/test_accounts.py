@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from ridgeline.api.accounts import Accounts
-from ridgeline.api.caller import Caller
-from ridgeline.api.clocks import RequestClock
-from ridgeline.api.metrics import Metrics
+from ridgeline.account.caller import Caller
+from ridgeline.account.clocks import RequestClock
+from ridgeline.account.kept import Accounts
+from ridgeline.account.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import RequestError
 from ridgeline.server.app import build_app

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
-from ridgeline.api.live import MOST_SAMPLES, Live
-from ridgeline.api.metrics import Metrics
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.live import MOST_SAMPLES, Live
+from ridgeline.account.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.schedule.targets import Targets
 from ridgeline.server.app import build_app

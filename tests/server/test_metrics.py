@@ -7,8 +7,8 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.api.clocks import RequestClock
-from ridgeline.api.metrics import TTFT_PARTS, Metrics
+from ridgeline.account.clocks import RequestClock
+from ridgeline.account.metrics import TTFT_PARTS, Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News

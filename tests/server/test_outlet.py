@@ -33,23 +33,40 @@ class Connection:
 
 async def test_it_writes_at_once_and_waits_for_a_full_connection() -> None:
     connection, outlet = Connection(), Outlet()
-    assert not outlet.is_clear(), "nothing may come before the head"
+    clear = [outlet.clear]  # nothing may come before the head
     outlet.open(connection.send)
     outlet.write(b"a")
-    assert connection.sent == [b"a"] and outlet.is_clear()
+    assert connection.sent == [b"a"]
+    clear.append(outlet.clear)
     connection.room.clear()
     outlet.write(b"b")
-    assert not outlet.is_clear() and connection.sent == [b"a"]
+    assert connection.sent == [b"a"]
+    clear.append(outlet.clear)
     await asyncio.sleep(0)
     connection.room.set()
     await outlet.settle()
-    assert connection.sent == [b"a", b"b"] and outlet.is_clear()
+    assert connection.sent == [b"a", b"b"] and [*clear, outlet.clear] == [False, True, False, True]
     connection.room.clear()
     outlet.write(b"c")
     await outlet.close()
     connection.room.set()
     await asyncio.sleep(0.01)
-    assert connection.sent == [b"a", b"b"] and not outlet.is_clear(), "closed: nothing is sent any more"
+    assert connection.sent == [b"a", b"b"] and not outlet.clear, "closed: nothing is sent any more"
+
+
+async def test_a_way_past_send_comes_first_and_what_it_will_not_have_is_sent() -> None:
+    connection, outlet, sooner = Connection(), Outlet(), list[bytes]()
+
+    def write(part: bytes) -> bool:
+        if len(sooner) == 1:
+            return False
+        sooner.append(part)
+        return True
+
+    outlet.open(connection.send, write)
+    outlet.write(b"a")
+    outlet.write(b"b")
+    assert (sooner, connection.sent) == ([b"a"], [b"b"]) and outlet.clear
 
 
 async def test_what_breaks_in_it_is_told_to_who_settles() -> None:
@@ -77,7 +94,7 @@ async def test_a_stream_s_ways_keep_the_order() -> None:
 
     stream = EventStream(await Started.of(source(), outlet))
     answering = asyncio.create_task(stream({"type": "http"}, receive, connection.send))
-    while not outlet.is_clear():
+    while not outlet.clear:
         await asyncio.sleep(0)
     outlet.write(b"second")
     connection.room.clear()
@@ -86,4 +103,4 @@ async def test_a_stream_s_ways_keep_the_order() -> None:
     await asyncio.sleep(0.01)
     connection.room.set()
     await answering
-    assert connection.sent == [b"", b"first", b"second", b"third", b"last", b""] and not outlet.is_clear()
+    assert connection.sent == [b"", b"first", b"second", b"third", b"last", b""] and not outlet.clear

@@ -12,8 +12,8 @@ import jsonschema
 import openai
 import pytest
 
+from ridgeline.account.caller import Caller
 from ridgeline.api.background import MOST_AT_WORK
-from ridgeline.api.caller import Caller
 from ridgeline.api.responses import Responses
 from ridgeline.api.responses_store import ResponseStore, Stored
 from ridgeline.api.stream import Started

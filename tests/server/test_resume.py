@@ -7,7 +7,7 @@ import re
 import pytest
 from starlette.types import ASGIApp
 
-from ridgeline.api.caller import Caller
+from ridgeline.account.caller import Caller
 from ridgeline.api.resume import Streams
 from ridgeline.api.stream import Started
 from ridgeline.base.clock import VirtualClock

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ridgeline.api.metrics import TTFT_PARTS
+from ridgeline.account.metrics import TTFT_PARTS
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.errors import ConfigError
 from ridgeline.server.app import build_app

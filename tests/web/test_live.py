@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
-from ridgeline.api.live import Live
-from ridgeline.api.metrics import Metrics
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.live import Live
+from ridgeline.account.metrics import Metrics
 from ridgeline.base.clock import VirtualClock
 from ridgeline.schedule.targets import Targets
 from ridgeline.server.app import build_app

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.api.caller import Caller
-from ridgeline.api.metrics import Metrics
+from ridgeline.account.caller import Caller
+from ridgeline.account.metrics import Metrics
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.protocol import News
 

@@ -7,8 +7,8 @@ Kept in memory, oldest forgotten first. Knows no HTTP.
 from collections import OrderedDict
 from typing import Any
 
-from ridgeline.api.caller import Caller
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.caller import Caller
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.errors import RequestError
 
 MOST_REQUESTS, MOST_CHOICES = 4096, 16384

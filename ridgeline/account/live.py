@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.api.clocks import ChoiceTimes, RequestClock
+from ridgeline.account.clocks import ChoiceTimes, RequestClock
 from ridgeline.base.clock import Clock
 from ridgeline.base.stats import percentiles
 from ridgeline.schedule.targets import NO_TARGETS, Targets
