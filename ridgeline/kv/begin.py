@@ -39,10 +39,10 @@ class Begin:
             if hit:
                 pages = [room.pages(probe, hit) for room in self._rooms]
         groups = [self._hold(room, found, hit) for room, found in zip(self._rooms, pages)]
-        self._snapshots.used(groups)
         table = SeqTable(seq, chain, groups, hit, len(tokens), marks, end)
-        table.num_host = max((room.tokens_of(group.away, hit) for room, group in zip(self._rooms, groups)),
-                             default=0)
+        if hit:
+            self._snapshots.used(groups)
+            table.num_host = max(room.tokens_of(group.away, hit) for room, group in zip(self._rooms, groups))
         return table
 
     def lookup(self, tokens: Tokens, salt: str, limit: int | None, *, host: bool) -> int:

@@ -186,19 +186,19 @@ class KVManager:
         table = self._seqs[seq]
         assert table.num_computed <= num_computed <= min(len(tokens), table.reserved)
         table.num_computed = num_computed
-        if num_computed >= table.wake:
-            self._settle(table, tokens)
+        if num_computed >= table.wake and self._computed.settle(table, tokens):
+            self._dirty[seq] = table
 
     def commit_all(self, seqs: Sequence[int], num_computed: Sequence[int],
                    tokens: Sequence[Tokens]) -> None:
         """commit() for each triple."""
-        tables, settle = self._seqs, self._settle
+        tables, settle = self._seqs, self._computed.settle
         for seq, num, known in zip(seqs, num_computed, tokens):
             table = tables[seq]
             assert table.num_computed <= num <= table.reserved
             table.num_computed = num
-            if num >= table.wake:
-                settle(table, known)
+            if num >= table.wake and settle(table, known):
+                self._dirty[seq] = table
 
     def fork(self, parent: int, child: int, num_tokens: int) -> int:
         """A new sequence `child` that shares the parent's pages; returns its num_computed, <= num_tokens.
@@ -395,7 +395,3 @@ class KVManager:
             self._num_host_hit_tokens += table.num_host
             table.num_query = 0
         return True
-
-    def _settle(self, table: SeqTable, tokens: Tokens) -> None:
-        if self._computed.settle(table, tokens):
-            self._dirty[table.seq] = table

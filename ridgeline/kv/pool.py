@@ -60,7 +60,7 @@ class PagePool:
 
     @property
     def num_held(self) -> int:
-        return self.num_pages - 1 - self.num_free - len(self._pending)
+        return self.num_pages - 1 - len(self._free) - len(self._idle) - len(self._pending)
 
     def take(self) -> int:
         """A page with one reference; the caller has made sure that num_free > 0."""

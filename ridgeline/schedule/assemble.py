@@ -20,11 +20,12 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
     heads = decodes.nonzero()[0]
     feed = rows.last_token.copy()
     feed[rows.in_flight > 0] = PLACEHOLDER
+    row: Long = heads
     at: Long | slice = slice(None)  # the usual full house is cheaper to slice than to index
     if len(heads) < rows.size:
         others = (taken.takes ^ decodes).nonzero()[0]
-        at = np.concatenate([heads, others])
-        feed = np.concatenate([feed[heads], *[_chunk(rows, taken, row) for row in others.tolist()]])
+        row = at = np.concatenate([heads, others])
+        feed = np.concatenate([feed[heads], *[_chunk(rows, taken, other) for other in others.tolist()]])
     count = taken.counts[at].astype(np.int32)
     if taken.draft is None:
         draft = np.zeros(len(count), np.int32)
@@ -34,7 +35,7 @@ def assemble(step: int, rows: Rows, taken: Taken, starts: Sequence[RowStart], ne
     return StepPlan(
         step=step,
         request=taken.number[at],
-        row=np.arange(rows.size, dtype=np.int32)[at],
+        row=row.astype(np.int32),
         start=rows.scheduled[at].astype(np.int32),
         count=count,
         sample=taken.samples[at] * np.uint8(SAMPLE_NEXT),

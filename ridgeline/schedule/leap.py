@@ -137,10 +137,11 @@ class Leaper:
             row, start = at[who], end[who] + behind
             flown.append((step, self._taken(row, start)))
             plans.append(decodes_plan(step, course.request[who], row, start))
-        steps = np.arange(num_steps)
+        # Who runs when a step has been planned; those who still do D - 1 steps later are in it.
+        running = len(at) - np.sort(course.stop).searchsorted(np.arange(1, num_steps + depth), side="right")
         return Landed(
             begun=flown, plans=plans, used_pages=used, news=[one for _, one in sorted(news, key=_step_of)],
-            num_rows=_above(course.feeds, steps), running=_above(course.stop, steps + 1))
+            num_rows=running[depth - 1:], running=running[:num_steps])
 
     def _taken(self, at: Long, start: Long) -> Taken:
         """A step of one decode of each of these rows."""
@@ -334,12 +335,6 @@ class _Pace:
         if self._planned < (num := min(num, self._num_plans)):
             self._planned = num
             self._manager.close_step(self._first + self._depth + num - 1, {}, float(self._times_s[num - 1]))
-
-
-def _above(values: Long, these: Long) -> Long:
-    """How many of the values are above each of these."""
-    found: Long = len(values) - np.sort(values).searchsorted(these, side="right")
-    return found
 
 
 def _step_of(news: tuple[int, Output]) -> int:

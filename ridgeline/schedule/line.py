@@ -17,6 +17,7 @@ class Line:
         self._columns = np.zeros((4, 64))
         self._numbers: list[int] = []
         self._place: dict[int, int] = {}
+        self._tokens = 0
 
     def add(self, request: Request) -> None:
         """Last in the order of arrival. Its must_tokens and its order are known."""
@@ -28,11 +29,13 @@ class Line:
         self._columns[:, place] = (first, then, tenant, request.must_tokens - 1)
         self._numbers.append(request.number)
         self._place[request.number] = place
+        self._tokens += request.must_tokens
 
     def remove(self, number: int) -> None:
         """It waits no more; whoever is unknown never did."""
         place = self._place.pop(number, None)
         if place is not None:
+            self._tokens -= int(self._columns[_TOKENS, place]) + 1
             self._columns[:, place] = _GONE
 
     def move(self, request: Request) -> None:
@@ -41,7 +44,7 @@ class Line:
 
     def tokens(self) -> int:
         """Of all."""
-        return int(self._columns[_TOKENS, :len(self._numbers)].sum()) + len(self._place)
+        return self._tokens
 
     def before(self, request: Request, passes: int, *, same_tenant: bool) -> int:
         """Tokens of those that came before it, rank before it and, if so asked, are of its tenant, but for

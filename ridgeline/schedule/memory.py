@@ -338,6 +338,8 @@ class Memory:
         if not manager.grows or not self._cache:
             return True
         room = manager.num_free_pages + manager.num_pending_pages - self._watermark
+        if (rows.num_running + 1) * (self._pages[-1] + self._pages[1]) <= room:  # whatever there is
+            return True
         most = np.add.reduce(self._pages[-(-rows.end // size)]) + self._pages[-(-request.end // size)]
         if most + (rows.num_running + 1) * self._pages[1] <= room:  # whatever they answer, to the block's end
             return True

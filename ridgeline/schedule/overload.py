@@ -117,8 +117,8 @@ class Overload:
 
     def _judge_fresh(self, book: Book, request: Request, now: float) -> list[Output]:
         """By all that is before it; who would be in time behind everybody needs no closer look."""
-        left = book.rows.num_prompt - book.rows.scheduled
-        most = self._line.tokens() + int(left.sum(where=left > 0))
+        left = np.maximum(book.rows.num_prompt - book.rows.scheduled, 0)
+        most = self._line.tokens() + int(np.add.reduce(left))
         if now - request.arrived_s + self._least_s(most) <= self._ttft_s:
             return []
         return self._judge(book, request, self._before(book, request), now)

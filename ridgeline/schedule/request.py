@@ -105,6 +105,7 @@ class Request:
     tokens [known], of 32 bits: prompt and committed output; while it runs, only its row has the last ones and
     their token_times_s (`Rows.sync`). order: the policy's rank, smaller first, unique. passed: requests that
     started before it while it was the eldest or had no room; aged: often enough to rank first (`admit`).
+    end: positions that are ever fed: the last output token is not; asked for no token, it still computes one.
     predicted_output: tokens; what it may have at the most when nothing is known. row: the runner row while
     RUNNING, else -1. last_step: the last step begun that includes it, as of when it left its row. num_cached:
     prompt tokens reused at its first start; reuse_limit: why no more. lost_tokens: tokens computed before the
@@ -127,6 +128,7 @@ class Request:
     tokens: "array[int]"
     stop_token_ids: frozenset[int]
     max_tokens: int
+    end: int
     priority: int = 0
     cache_salt: str = ""
     adapter: int = 0
@@ -177,12 +179,6 @@ class Request:
     def known(self) -> "array[int] | NDArray[np.int32]":
         """`tokens`, as an array while they are the prompt's."""
         return self.prompt if len(self.tokens) == self.num_prompt else self.tokens
-
-    @property
-    def end(self) -> int:
-        """Positions that are ever fed: the last output token is not. Asked for no token, it still computes
-        one."""
-        return max(1, self.num_prompt + self.max_tokens - 1)
 
     @property
     def owes_prompt_logprobs(self) -> bool:

@@ -25,7 +25,7 @@ _IDLE_S = 0.01  # a pause that a device notices
 def made_up(request: Long, position: Long, vocab_size: int) -> Int:
     """A token id for each (request, position), the same in every run."""
     mixed = ((request << 20) + position).view(np.uint64) * _MIX
-    return ((mixed >> _HIGH) % np.uint64(vocab_size)).astype(np.int32)
+    return ((mixed >> _HIGH).astype(np.uint32) % np.uint32(vocab_size)).view(np.int32)
 
 
 class _Begun(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -54,7 +54,7 @@ def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int3
         mixed[len(shared):] += own
     else:
         mixed += own
-    return ((mixed ^ (mixed >> 15)) % vocab_size).astype(np.int32)
+    return ((mixed ^ (mixed >> 15)).view(np.uint64) % np.uint64(vocab_size)).astype(np.int32)
 
 
 @cache
