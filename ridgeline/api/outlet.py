@@ -20,6 +20,8 @@ class Outlet:
     clear: whether what is written now goes out now.
     """
 
+    __slots__ = ("_rest", "_send", "_write", "clear")
+
     def __init__(self) -> None:
         self.clear = False
         self._send: Send | None = None
@@ -33,9 +35,9 @@ class Outlet:
 
     def write(self, body: bytes) -> None:
         """Send a part of the body, while it is clear. Where the connection is full, a task does the rest."""
-        assert self.clear and self._send is not None
         if self._write is not None and self._write(body):
             return
+        assert self.clear and self._send is not None
         sending: Any = self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             waited = sending.send(None)
@@ -53,7 +55,7 @@ class Outlet:
     async def close(self) -> None:
         """Nothing goes this way any more."""
         self.clear = False
-        self._send, rest, self._rest = None, self._rest, None
+        self._send, self._write, rest, self._rest = None, None, self._rest, None
         if rest is not None:
             rest.cancel()
             await asyncio.gather(rest, return_exceptions=True)
