@@ -17,7 +17,7 @@ from ridgeline.frontend.generation import Choice
 class Lane:
     """choice: one that only the engine ends, and its `plain`. frame: an event before and after its text."""
 
-    __slots__ = ("_after", "_before", "_choice", "_clock", "_text_of", "_times", "_write")
+    __slots__ = ("_after", "_before", "_choice", "_clock", "_outlet", "_text_of", "_times")
 
     def __init__(
         self, choice: Choice, plain: Detokenizer, clock: PromptClock, times: ChoiceTimes,
@@ -25,13 +25,15 @@ class Lane:
     ) -> None:  # fmt: skip
         self._choice, self._clock, self._times = choice, clock, times
         self._before, self._after = frame
-        self._text_of, self._write = plain.feed_all, outlet.write
+        self._text_of, self._outlet = plain.feed_all, outlet
 
     def take(self, tokens: Sequence[int]) -> str:
         """Write tokens while the outlet is clear: their text, with which they are to be counted."""
         text = self._text_of(tokens)
         if text:
-            self._write(self._before + encode(text) + self._after)
+            part = self._before + encode(text) + self._after
+            if not self._outlet.sooner(part):
+                self._outlet.write(part)
         return text
 
     def count(self, tokens: Sequence[int], text: str, now_s: float) -> None:
