@@ -20,6 +20,8 @@ class Limit(Protocol):
 class Use:
     """What one request has used so far. limit: its key's, or None. finished: why its choices ended."""
 
+    __slots__ = ("_limit", "finished", "num_output", "num_prompt")
+
     def __init__(self, limit: Limit | None = None) -> None:
         self._limit = limit
         self.num_prompt = 0

@@ -69,6 +69,8 @@ class RequestClock:
 class PromptClock:
     """The times of one prompt's choices, observed as their news comes."""
 
+    __slots__ = ("_counters", "_gaps", "_metrics", "_request", "_use", "choices", "tokenised_s")
+
     def __init__(self, request: RequestClock, num_choices: int, tokenised_s: float) -> None:
         prompt = request.choices[-1].prompt + 1 if request.choices else 0
         self.choices = [ChoiceTimes(prompt=prompt, choice=choice) for choice in range(num_choices)]

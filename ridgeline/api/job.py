@@ -179,9 +179,9 @@ class Job:
             if piece is not None and (body := push.written(piece.index, piece.delta)):
                 push.outlet.write(body)
             own, number = self.generations[index].choices[choice], index * self.params.n + choice
-            if not own.is_plain or (frame := push.frame(number)) is None:
+            if own.plain is None or (frame := push.frame(number)) is None:
                 return None
-            return Lane(own, timed, timed.choices[choice], frame, push.outlet)
+            return Lane(own, own.plain, timed, timed.choices[choice], frame, push.outlet)
 
         return Lanes(push.outlet, first)
 

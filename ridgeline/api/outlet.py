@@ -17,25 +17,26 @@ Write = Callable[[bytes], bool]  # a part of a body: True when it is on its way,
 class Outlet:
     """Closed until an answer's head and all before have been sent, and again while a connection is full.
 
-    clear: whether what is written now goes out now.
+    clear: whether what is written now goes out now. sooner: the way past `send`, while it is clear; what it
+    will not have is to be written.
     """
+
+    __slots__ = ("_rest", "_send", "clear", "sooner")
 
     def __init__(self) -> None:
         self.clear = False
+        self.sooner: Write = _nowhere
         self._send: Send | None = None
-        self._write: Write | None = None
         self._rest: asyncio.Task[None] | None = None
 
-    def open(self, send: Send, write: Write | None = None) -> None:
-        """From now on `write` sends by `send`, or sooner by what is given here."""
-        self._send, self._write = send, write
+    def open(self, send: Send, sooner: Write | None = None) -> None:
+        """From now on `write` sends by `send`."""
+        self._send, self.sooner = send, sooner or _nowhere
         self.clear = True
 
     def write(self, body: bytes) -> None:
         """Send a part of the body, while it is clear. Where the connection is full, a task does the rest."""
         assert self.clear and self._send is not None
-        if self._write is not None and self._write(body):
-            return
         sending: Any = self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             waited = sending.send(None)
@@ -53,10 +54,15 @@ class Outlet:
     async def close(self) -> None:
         """Nothing goes this way any more."""
         self.clear = False
-        self._send, rest, self._rest = None, self._rest, None
+        self._send, self.sooner, rest, self._rest = None, _nowhere, self._rest, None
         if rest is not None:
             rest.cancel()
             await asyncio.gather(rest, return_exceptions=True)
+
+
+def _nowhere(part: bytes) -> bool:
+    """The way past `send` where there is none."""
+    return False
 
 
 async def _go_on(begun: Coroutine[Any, Any, None], waited: Any) -> None:

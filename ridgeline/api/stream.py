@@ -73,7 +73,7 @@ class EventStream(Response):
     """A 200 whose body is the events, each sent as it comes; closes their source however the stream ends.
 
     scope["send"]: past the layers around the app, which wait for an answer's start alone. scope["write"]:
-    past ASGI too, see Outlet.
+    past ASGI too, Outlet's `sooner`.
     """
 
     media_type = "text/event-stream"

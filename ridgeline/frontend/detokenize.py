@@ -1,6 +1,7 @@
 """Tokens to text one by one, never half a character. Torch-free; knows no stop string and no request."""
 
 import codecs
+from collections.abc import Sequence
 
 from ridgeline.frontend.tokenizer import Tokenizer
 
@@ -34,6 +35,12 @@ class Detokenizer:
         if was_whole and self._is_whole:
             self._texts[token] = text
         return text
+
+    def feed_all(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        if len(tokens) == 1 and self._is_whole and (known := self._texts.get(tokens[0])) is not None:
+            return known  # as `feed` has it: most tokens come alone
+        return "".join(map(self.feed, tokens))
 
     def shows(self, token: int) -> bool:
         """False for a control token that leaves no trace in the text."""

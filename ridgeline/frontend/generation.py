@@ -83,6 +83,9 @@ def describe(logprobs: Logprobs, tokenizer: Tokenizer | None, *, offset: int = 0
 class Choice:
     """One choice: the tokens that count, their text so far, and how it ended."""
 
+    __slots__ = ("_params", "_parts", "_plain", "_text", "_tokenizer", "engine_done", "finish", "last_news",
+                 "logprobs", "stop_reason", "token_ids")
+
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
@@ -115,7 +118,7 @@ class Choice:
         if news.finish is not None:
             self.engine_done = True
         elif self._plain is not None and self.finish is None:
-            text = self.read(news.new_tokens)
+            text = self._plain.feed_all(news.new_tokens)
             self.note(news.new_tokens, text)
             return Delta(text=text, token_ids=news.new_tokens)
         if self.finish is not None:
@@ -125,19 +128,13 @@ class Choice:
         return self._take_text(news, self._text)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether its text is all that its tokens bring, and nothing but the engine ends it."""
-        return self._plain is not None
-
-    def read(self, tokens: Sequence[int]) -> str:
-        """The text that tokens alone add to a plain choice that has not ended. `note` is owed: the two are as
-        `feed`."""
-        assert self._plain is not None
-        feed = self._plain.feed
-        return feed(tokens[0]) if len(tokens) == 1 else "".join(map(feed, tokens))
+    def plain(self) -> Detokenizer | None:
+        """What tells the text of its tokens where that is all they bring, and nothing but the engine ends it;
+        else None. Whoever feeds it owes a `note`: the two are as `feed` of tokens alone."""
+        return self._plain
 
     def note(self, tokens: Sequence[int], text: str) -> None:
-        """Count tokens whose text was read."""
+        """Count tokens whose text is known."""
         if text:
             self._parts.append(text)
         self.token_ids += tokens

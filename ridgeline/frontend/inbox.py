@@ -33,12 +33,15 @@ class Inbox:
     reader hears as a failure.
     """
 
+    __slots__ = ("_at_once", "_is_clear", "_items", "_over", "_waiter", "request_id", "routes")
+
     def __init__(self, request_id: str, routes: Sequence[int], at_once: AtOnce | None = None) -> None:
         self.request_id, self.routes = request_id, routes
         self._at_once = at_once
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
+        self._is_clear = False  # at_once may have what comes: the reader waits, and nothing waits for it
 
     @property
     def full(self) -> bool:
@@ -47,11 +50,10 @@ class Inbox:
     def hand(self, choice: int, tokens: Sequence[int], now_s: float) -> bool:
         """Offer tokens of a choice to at_once, past everything here; `settle` is owed for them then. False:
         they were not taken."""
-        at_once, waiter = self._at_once, self._waiter
-        if at_once is None or waiter is None or self._items or waiter.done():
+        if not self._is_clear:
             return False
         try:
-            return at_once.take(choice, tokens, now_s)
+            return self._at_once.take(choice, tokens, now_s)  # type: ignore[union-attr]
         except Exception as error:
             self.fail(error)
             return True
@@ -68,12 +70,14 @@ class Inbox:
         """Dropped after a failure."""
         if not self._over:
             self._items.append(news)
+            self._is_clear = False
 
     def fail(self, error: Exception) -> None:
         """The reader hears of it after what waits."""
         if not self._over:
             self._over = True
             self._items.append(error)
+            self._is_clear = False
             self._wake()
 
     def tell(self, now_s: float) -> None:
@@ -82,10 +86,12 @@ class Inbox:
             return
         items, self._items = self._items, []
         rest = items if len(items) == 1 else _by_choice(items)
+        self._is_clear = self._at_once is not None
         for number, item in enumerate(rest):
             if not (isinstance(item, News) and item.is_bare
                     and self.hand(item.choice, item.new_tokens, now_s)):
                 self._items = [*rest[number:], *self._items]  # what breaks in it comes last
+                self._is_clear = False
                 break
         self.settle()
         self._wake()
@@ -102,10 +108,11 @@ class Inbox:
         """All that waits, one for each choice; waits for the first."""
         if not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
+            self._is_clear = self._at_once is not None
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter, self._is_clear = None, False
         items, self._items = self._items, []
         return items if len(items) == 1 else _by_choice(items)
 
