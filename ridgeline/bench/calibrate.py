@@ -152,7 +152,8 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
             model=model, load_format=load_format, device=device, threads=threads, progress=False,
             max_num_seqs=max(*course.rows, *(rows + 1 for rows in course.beside)),
             max_num_batched_tokens=max(course.prompts) if any(course.beside) else None,
-            kv_cache_bytes=course.cache_bytes, max_model_len=2 * max(course.contexts)))
+            prefix_caching=course.passes > 1, kv_cache_bytes=course.cache_bytes,
+            max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)
             found = measured(stepper, course, say)
