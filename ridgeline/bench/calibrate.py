@@ -33,7 +33,7 @@ from ridgeline.ledger.sums import Rows
 
 _FEWEST = 8  # decode steps of a case in one pass
 _PROMPTS, _SMALL = 3, 256  # prompts of a case at most; with several passes, tokens of them together
-_SAY_S = 2.0
+_LEAST_PASSES, _MOST_S, _SAY_S = 3, 240.0, 2.0
 _DISTURBED = 0.5  # of a pass over the fastest one, from which it is said: drift alone makes 0.2 to 0.4
 
 
@@ -63,7 +63,8 @@ class Course:
     """What a kind of device is measured with. models: (name, load format). rows: of decode steps. contexts:
     behind each row, the second at most so long that `tokens` are in the cache. prompts: tokens of the steps
     with a prompt; beside: how many of them are decodes. pause_s: before prompts that come alone, once more
-    (0: not at all). passes: through all steps. cache_bytes: of each engine, None for its own choice."""
+    (0: not at all). passes: through all steps, fewer (but _LEAST_PASSES) where they take more than _MOST_S.
+    cache_bytes: of each engine, None for its own choice."""
 
     models: Sequence[tuple[str | None, str]]
     rows: Sequence[int]
@@ -89,7 +90,7 @@ class Course:
 GPU = Course(models=(("mistral-7b", "dummy"), ("qwen3-0.6b", "dummy")), rows=(1, 8, 16, 32, 64, 128),
              contexts=(512, 6144), tokens=200_000, prompts=(32, 128, 512, 2048), cache_bytes=40_000_000_000)
 CPU = Course(models=((None, "auto"),), rows=(1, 2, 3, 4, 5, 6, 8, 12, 16, 24), contexts=(48, 400),
-             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), pause_s=0.2,
+             tokens=3200, prompts=(2, 4, 8, 16, 32, 64, 128, 256, 512), beside=(0, 1, 6), pause_s=0.5,
              passes=8)
 
 
@@ -151,7 +152,8 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
             model=model, load_format=load_format, device=device, threads=threads, progress=False,
             max_num_seqs=max(*course.rows, *(rows + 1 for rows in course.beside)),
             max_num_batched_tokens=max(course.prompts) if any(course.beside) else None,
-            kv_cache_bytes=course.cache_bytes, max_model_len=2 * max(course.contexts)))
+            prefix_caching=course.passes > 1, kv_cache_bytes=course.cache_bytes,
+            max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)
             found = measured(stepper, course, say)
@@ -178,13 +180,17 @@ def measured(stepper: Stepper, course: Course,
     """Every case of a course, once in each pass."""
     cases, random = course.cases(), Random(0)
     found: dict[Case, list[Measured]] = {case: [] for case in cases}
-    begun = last = time.perf_counter()
-    todo = [case for _ in range(course.passes) for case in random.sample(cases, len(cases))]
-    for number, case in enumerate(todo):
-        found[case].append(_once(stepper, case, course.passes))
-        if (now := time.perf_counter()) > last + _SAY_S:
-            say(f"{stepper.engine.name}: {number + 1} of {len(todo)} steps measured in {now - begun:.0f} s")
-            last = now
+    begun = last = now = time.perf_counter()
+    for number in range(course.passes):
+        if number >= _LEAST_PASSES and (now - begun) * (number + 1) / number > _MOST_S:
+            say(f"{number} passes instead of {course.passes}: they take long here")
+            break
+        for place, case in enumerate(random.sample(cases, len(cases))):
+            found[case].append(_once(stepper, case, course.passes))
+            if (now := time.perf_counter()) > last + _SAY_S:
+                say(f"{stepper.engine.name}: pass {number + 1} of {course.passes}, step {place + 1} of "
+                    f"{len(cases)}, {now - begun:.0f} s")
+                last = now
     return found
 
 

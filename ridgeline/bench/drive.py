@@ -15,7 +15,7 @@ from ridgeline.base.clock import Clock
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.trace import RequestRecord, RingTrace, StepRecord
 from ridgeline.schedule.loop import Loop
-from ridgeline.schedule.request import NewRequest
+from ridgeline.schedule.request import NewRequest, Output
 from ridgeline.spec.sampling import SamplingParams
 
 
@@ -69,8 +69,8 @@ class Driver:
         self._numbers = count()
 
     def run(self, shape: Shape, beside: Shape | None = None) -> Round:
-        """One round, with all requests of `beside` before it. ConfigError when a request fails, with the
-        engine's reason."""
+        """One round, begun when all requests of `beside` have their first tokens. ConfigError when a request
+        fails, with the engine's reason."""
         self._trace.steps.clear()
         self._trace.requests.clear()
         waiting = self._prompts.take(shape)
@@ -78,17 +78,25 @@ class Driver:
         if beside is not None:
             for prompt in self._prompts.take(beside):
                 self._add(prompt, beside)
+            begun: set[str] = set()
+            while len(begun) < beside.num_requests:
+                begun |= {output.id for output in self._step()}
         for prompt in islice(waiting, shape.concurrency):
             self._add(prompt, shape)
         while self._loop.has_work():
-            for output in self._loop.step():
-                if output.error is not None:
-                    raise ConfigError(f"a benchmark request failed: {output.error}")
+            for output in self._step():
                 if output.finish is not None:
                     for prompt in islice(waiting, 1):
                         self._add(prompt, shape)
         return Round(wall_s=self._clock.now() - started_s, steps=tuple(self._trace.steps),
                      requests=tuple(self._trace.requests))
+
+    def _step(self) -> list[Output]:
+        outputs = self._loop.step()
+        for output in outputs:
+            if output.error is not None:
+                raise ConfigError(f"a benchmark request failed: {output.error}")
+        return outputs
 
     def _add(self, prompt: NDArray[np.int32], shape: Shape) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=shape.output_tokens, grammar=shape.grammar,

@@ -19,7 +19,7 @@ from ridgeline.ledger.sums import Rows
 from ridgeline.ledger.work import step_s
 
 STEPS = 24  # of which the median counts
-_BESIDE = 8  # tokens that decodes beside prompts answer for each of these, and before the first
+_BESIDE = 5  # tokens that decodes beside prompts answer for each of these, and around them
 _MAX_RECORDS = 1 << 16
 BATCHES, CONTEXTS = (1, 8, 32, 128), (1024, 8192)
 
