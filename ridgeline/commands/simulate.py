@@ -202,7 +202,9 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
     if args.html is not None and not args.html.absolute().parent.is_dir():
         raise ConfigError(f"--html {args.html}: there is no folder {args.html.parent}")
     outcomes = [_run(topology, serving, workload) for serving in servings]
-    about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests)}
+    tiles = sum(one.num_tiles for one in workload.requests)
+    about = {"machine": topology.name, "workload": workload.about, "num_requests": len(workload.requests),
+             "num_tiles": tiles}
     if args.html is not None:
         about |= _write_html(args, model, servings, workload)
     if args.json:
@@ -211,6 +213,8 @@ def _simulate(args: argparse.Namespace, model: str) -> None:
         return
     print(f"{topology.name}; {workload.about}; {targets_text(servings[0].targets)}")
     print(outcomes_text(outcomes))
+    if tiles:
+        print(f"{tiles} image tiles: their tokens are served and cached, their encoder's time is not in")
     if topology.usd_per_hour is None:
         print("nothing per dollar: the price of a device is not known; give --price, or price=USD of a "
               "--prefill or --decode")

@@ -33,7 +33,7 @@ def _idle(args: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "--example uniform", (*_SETTLED, "max_num_batched_tokens", "policy", "compare", "ttft_s",
                                     "tpot_s")
     elif args.words[:1] == ["capacity"]:
-        yield "capacity", ("html",)
+        yield "capacity", ("html", "rate_scale")
     else:
         yield "simulate, but for `simulate capacity`,", ("attainment",)
     if args.arrival.startswith("closed:"):

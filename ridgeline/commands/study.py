@@ -45,6 +45,8 @@ def make_study(args: argparse.Namespace, build: Build, servings: Sequence[Servin
         about=(workload.about, targets_text(servings[0].targets),
                f"{len(few.requests)} of {len(workload.requests)} requests"),
         examples=_example(args, build, servings[0], workload),
+        example_about=f"The first {min(_EXAMPLE, len(workload.requests))} requests, there at once, on "
+        f"{_SLOTS} slots of one engine; the last on one for prompts and one for answers.",
         loads=loads, memory=memory, base=runs[best], changes=list(_changes(args, build, servings[best], few)))
 
 

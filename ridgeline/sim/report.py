@@ -6,6 +6,7 @@ from ridgeline.schedule.targets import Targets
 from ridgeline.sim.capacity import Capacity
 from ridgeline.sim.outcome import Outcome
 
+_LASTING = 3  # times a request's E2E, that a load lasts at the least
 _COLUMNS = ("policy", "goodput/s", "a device", "good/$", "of offered", "out tok/s", "slots used", "KV used",
             "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "E2E p50", "preempted", "wasted", "unwanted",
             "$/M tok")
@@ -40,7 +41,7 @@ def _row(one: Outcome) -> tuple[str, ...]:
 
 
 def capacity_text(found: Sequence[Capacity]) -> str:
-    """A row a policy: its highest rate, and the latencies at it."""
+    """A row a policy: its highest rate, and the latencies at it. Below, whose load was a burst."""
     rows: list[tuple[str, ...]] = [
         ("policy", "requests/s", "of offered", "TTFT p99", "TPOT p99", "ITL p99", "tries")]
     for one in found:
@@ -50,7 +51,16 @@ def capacity_text(found: Sequence[Capacity]) -> str:
                      "-" if ttft is None else f"{ttft * 1e3:.0f} ms",
                      *("-" if one_s is None else f"{one_s * 1e3:.1f} ms" for one_s in (tpot, itl)),
                      str(len(one.tried))))
-    return table(rows)
+    return "\n".join([table(rows), *filter(None, map(_burst, found))])
+
+
+def _burst(one: Capacity) -> str:
+    """Said where a load ended before it could last: a queue had no time to grow."""
+    num, e2e_s = one.outcome.num_offered, one.outcome.latencies["e2e"].get("p50", 0.0)
+    if not one.rate or num / one.rate >= _LASTING * e2e_s:
+        return ""
+    return (f"{one.outcome.policy}: at {one.rate:.3g}/s its {num} requests come within {num / one.rate:.2g} "
+            f"s, a burst beside their E2E of {e2e_s:.2g} s: a load that lasts needs more --num-requests")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -54,13 +54,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A report's content. about: what was run, a line each. base: what the changes are compared with."""
+    """A report's content. about: what was run, a line each; example_about: what the examples run. base: what
+    the changes are compared with."""
 
     title: str
     about: Sequence[str]
     targets: Targets
     runs: Sequence[Run]
     examples: Sequence[Run] = ()
+    example_about: str = ""
     loads: Sequence[Loads] = ()
     base: Run | None = None
     changes: Sequence[Change] = ()

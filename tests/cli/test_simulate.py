@@ -47,6 +47,7 @@ def test_capacity_prints_the_highest_rate(capsys: pytest.CaptureFixture[str]) ->
              "--ttft", "300ms", "--tpot", "20ms"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert main([*words, "--rate-scale", "2"]) == 2 and "--rate-scale" in capsys.readouterr().err
     assert found["rate"] > 1 and found["at_rate"]["attainment"] >= 0.9
     assert all(share < 0.9 for rate, share in found["tried"] if rate > found["rate"])
 

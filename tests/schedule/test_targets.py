@@ -1,7 +1,9 @@
 """Scheduling to targets, for reuse and between tenants: what slo, reuse and fair promise beyond an order."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import strategies as st
 from ridgeline.base.errors import ConfigError
 from ridgeline.schedule.overload import Mode, Overload
 from ridgeline.schedule.policies.fair import OUTPUT, Fair
-from ridgeline.schedule.policies.policy import Needs
+from ridgeline.schedule.policies.policy import LOOK, Needs, View
+from ridgeline.schedule.policies.reuse import SOON, WINDOW, Reuse
 from ridgeline.schedule.policies.slo import KEPT, LEAST, PROBE, READY, Cost, Slo, on_time, rate_of
 from ridgeline.schedule.policies.table import make_policy
-from ridgeline.schedule.request import Finish
+from ridgeline.schedule.request import Finish, Request
 from ridgeline.schedule.speculate import Shape
 from ridgeline.schedule.targets import Targets
 from ridgeline.spec.sampling import SamplingParams
@@ -178,6 +181,53 @@ def test_prompts_that_begin_alike_go_together() -> None:
         starts = [start.request for plan in harness.executor.plans for start in plan.row_starts]
         assert policy != "reuse" or starts.index(4) == 1
     assert computed["reuse"] < 240 < computed["chunked:100"]
+
+
+def reuse_rule(view: View, cached: Callable[[Request], int]) -> list[int]:
+    """Who is tried, and in which order, by the rule as it is written, a token at a time."""
+    def alike(a: Request, b: Request) -> int:
+        pairs = list(zip(a.prompt.tolist(), b.prompt.tolist()))
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+    waiting = list(view.queue)
+    prompting = [(one, int(view.rows.computed[one.row])) for one in view.rows.request
+                 if one is not None and view.rows.computed[one.row] < one.num_prompt]
+    ready = [one for one in waiting[:WINDOW] if not any(
+        one.cache_salt == other.cache_salt and alike(one, other) >= computed + SOON
+        for other, computed in prompting)]
+    place = {one.number: (-cached(one), i) for i, one in enumerate(ready)}
+    first = sorted(place, key=lambda number: place[number])
+    return [*first, *(one.number for one in waiting[WINDOW:WINDOW + view.rows.num_free + LOOK])]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reuse_gives_the_order_that_its_rule_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Talks that begin alike, told apart by salt, in a cache that holds all: what is found changes when
+    somebody starts or leaves, and by what a running prompt adds, which is less than it is worth to wait
+    for."""
+    draw, line, seen = Random(seed), Reuse.line, Counter[bool]()
+
+    def watched(self: Reuse, view: View, now: float) -> list[Request]:
+        found = line(self, view, now)
+        numbers = [one.number for one in found]
+        assert numbers == reuse_rule(view, lambda one: self._cached[one.number])
+        assert all(0 <= view.cached(one) - self._cached[one.number] < SOON for one in found
+                   if one.number in self._cached)
+        seen[numbers != sorted(numbers)] += 1
+        return found
+
+    monkeypatch.setattr(Reuse, "line", watched)
+    harness = Harness(num_pages=4000, num_rows=3, max_step_tokens=60, max_model_len=400, policy="reuse",
+                      check=False)
+    talks = [[draw.randrange(1, 38) for _ in range(300)] for _ in range(3)]
+    for number in range(24):
+        prompt = [*draw.choice(talks)[:draw.choice((0, 30, 90, 200, 300))], 1 + number, 2]
+        harness.add(str(number), prompt, SamplingParams(seed=1, max_tokens=draw.randint(1, 6)),
+                    salt=draw.choice(("", "", "other")))
+        for _ in range(draw.choice((0, 0, 2))):
+            harness.step()
+    harness.run()
+    assert seen[True] > 5, "the order was never the queue's"
 
 
 # ---- fair

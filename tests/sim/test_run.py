@@ -11,6 +11,7 @@ from ridgeline.schedule.targets import Targets
 from ridgeline.sim.capacity import find_capacity
 from ridgeline.sim.node import Node, Serving
 from ridgeline.sim.outcome import Meter, outcome_of
+from ridgeline.sim.report import capacity_text
 from ridgeline.sim.run import Clients, check_targets, prompt_of, request_of, simulate
 from ridgeline.workload.offered import Offered, Workload
 from tests.sim.helpers_sim import machine, workload
@@ -151,6 +152,8 @@ def test_capacity_is_the_border_of_the_rates_that_serve_enough() -> None:
     for border in (0.013, 1.0, 37.0):
         found = find_capacity(at, 0.9)
         assert found.rate <= border < found.rate * 1.021 and found.outcome.attainment == 1.0
+        lasts = 100 / found.rate >= 3 * base.latencies["e2e"]["p50"]
+        assert ("a burst" not in capacity_text([found])) == lasts == (border < 30)
     border = 0.0
     assert find_capacity(at, 0.9).rate == 0.0
 

@@ -67,7 +67,7 @@ def _figure(title: str, x_unit: str, y_unit: str, series: Mapping[str, Points], 
                     for one, colour in zip(series.values(), _COLOURS, strict=False))
     names = "".join(f'<text x="{_LEFT + 12 + 90 * i}" y="24" style="fill:{colour}">{escape(name)}</text>'
                     for i, (name, colour) in enumerate(zip(series, _COLOURS, strict=False)))
-    return (f'<figure><figcaption>{escape(title)}</figcaption><svg width="{_LEFT + _WIDTH + 20}" '
+    return (f'<figure><figcaption>{escape(title)}</figcaption><svg width="{_LEFT + _WIDTH + 40}" '
             f'height="{_HEIGHT + _ROOM}">{"".join(_axes(low, high, top, log, x_unit, y_unit))}{drawn}{names}'
             "</svg></figure>")
 
