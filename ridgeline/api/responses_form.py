@@ -84,7 +84,7 @@ class ResponsesForm(Form):
         parts = self._parts.parts
         return ResponseAnswer(
             id=self.id, created_at=self.created, model=self.model, status=status, error=error,
-            output=[self._item(part, last=part is parts[-1]) for part in parts],
+            output=[self._item(part, last=part is parts[-1], failed=status == "failed") for part in parts],
             usage=self._usage() if over else None,
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             instructions=asked.instructions, max_output_tokens=asked.max_output_tokens,
@@ -148,10 +148,11 @@ class ResponsesForm(Form):
             ended.append(self._event("response.content_part.done", **at, part=_content(kind, part.text)))
         return [*ended, self._event("response.output_item.done", output_index=part.number, item=item)]
 
-    def _item(self, part: Part, *, last: bool) -> dict[str, Any]:
+    def _item(self, part: Part, *, last: bool, failed: bool = False) -> dict[str, Any]:
         """A part as it stands; the last one is incomplete where the answer was cut."""
-        cut = last and self.job.choice(0).finish in ("length", "abort")
-        item: dict[str, Any] = {"id": self._item_id(part), "status": "incomplete" if cut else "completed"}
+        finish = ("error" if failed else self.job.choice(0).finish) if last else "stop"
+        status = {None: "in_progress", "stop": "completed"}.get(finish, "incomplete")
+        item: dict[str, Any] = {"id": self._item_id(part), "status": status}
         if part.kind == "call":
             return item | {"type": "function_call", "call_id": self._call_id(part), "name": part.name,
                            "arguments": part.text}  # fmt: skip

@@ -1,6 +1,7 @@
 """`ridgeline serve`."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
     )
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
-    group.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
+    group.add_argument("--served-model-name", type=word, metavar="NAME", help="the model's name in the API")
     group.add_argument(
         "--shutdown-timeout", type=seconds, default=30.0, metavar="SECONDS",
         help="how long requests may finish after SIGTERM (30)",
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
 
 
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not what a browser sends, as https://chat.example")
+    return text
+
+
 def _add_access_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--api-key", type=word, action="append", metavar="KEY", default=[],
@@ -62,7 +69,7 @@ def _add_access_flags(group: argparse._ActionsContainer) -> None:
         "with its priority after it",
     )
     group.add_argument(
-        "--allowed-origin", action="append", metavar="ORIGIN", default=[],
+        "--allowed-origin", type=_origin, action="append", metavar="ORIGIN", default=[],
         help="a browser origin that may call, * for any; default: none",
     )
     group.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="a certificate in PEM: HTTPS alone")

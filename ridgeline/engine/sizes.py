@@ -106,6 +106,11 @@ def decide_sizes(
                 "free: lower --max-loras or --max-lora-rank"
             )
         free_bytes = max(free_bytes - recorded_bytes - adapter_bytes, 0)
+        if config.kv_cache_bytes is not None and config.kv_cache_bytes > free_bytes:
+            raise ConfigError(
+                f"kv_cache_bytes {format_bytes(config.kv_cache_bytes)} do not fit: of memory "
+                f"{format_bytes(free_bytes)} are free"
+            )
         why = f"a quarter of the {free_bytes / GIB:.1f} GiB that are free"
         for taken, what in ((recorded_bytes, "recorded decode steps"), (adapter_bytes, "adapters")):
             if taken:

@@ -130,10 +130,8 @@ def _add_responses(app: FastAPI, api: OpenAI) -> None:
     @app.get("/v1/responses/{response_id}", tags=["generate"])
     async def get_response(request: Request, response_id: str) -> Response:
         """A response of this API key; with stream=true its events after the one numbered starting_after."""
-        asked, caller = dict(request.query_params), request.scope["caller"]
-        stream, after = asked.pop("stream", "false"), asked.pop("starting_after", None)
-        for name in asked:
-            raise unsupported(name, "a response is given as it is; leave it out")
+        asked, caller = _query(request, "stream", "starting_after"), request.scope["caller"]
+        stream, after = asked.get("stream", "false"), asked.get("starting_after")
         if stream not in ("true", "false"):
             raise invalid_value("stream", "true or false")
         if after is not None and not _is_number(after):
@@ -235,15 +233,16 @@ def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
     @app.post("/sleep", tags=["operation"], dependencies=_ADMIN)
     async def sleep(request: Request) -> Response:
         """End what runs, then give back all memory of the cache and the weights; levels 1 and 2 are alike."""
-        level = request.query_params.get("level", "1")
+        level = _query(request, "level").get("level", "1")
         if level not in ("1", "2"):
             raise RequestError(f"level is {level:.20}; use 1 or 2", param="level", code="invalid_value")
         await rest.sleep()
         return _json(to_json({"is_sleeping": True, "given_back": ["cache", "weights"]}))
 
     @app.post("/wake_up", tags=["operation"], dependencies=_ADMIN)
-    async def wake_up() -> Response:
+    async def wake_up(request: Request) -> Response:
         """Load the weights again, and serve."""
+        _query(request)
         await rest.wake_up()
         return _json(to_json({"is_sleeping": False}))
 
@@ -283,7 +282,8 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
     @app.get("/v1/ridgeline/streams/{name}", tags=["operation"])
     async def resume(request: Request, name: str) -> Response:
         """The rest of a kept stream: the events after the first `from`, or after Last-Event-ID."""
-        place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
+        asked = _query(request, "from").get("from", "0")
+        place = request.headers.get("last-event-id") or asked
         if not _is_number(place):
             raise invalid_value("from", "how many events are there already, a whole number")
         try:
@@ -297,6 +297,14 @@ def _add_streams(app: FastAPI, streams: Streams) -> None:
         """End the request of a kept stream, and forget its events."""
         streams.end(request.scope["caller"], name)
         return _json(to_json({"id": name, "object": "ridgeline.stream", "deleted": True}))
+
+
+def _query(request: Request, *known: str) -> dict[str, str]:
+    """What stands behind the path's question mark. RequestError for what nobody there reads."""
+    asked = dict(request.query_params)
+    for name in asked.keys() - set(known):
+        raise unsupported(name, "is not known here; leave it out")
+    return asked
 
 
 def _is_number(text: str) -> bool:

@@ -206,6 +206,18 @@ def test_mistakes_in_the_file_are_errors(
     assert says in message and str(file) in message and message.count("\n") == 1
 
 
+@pytest.mark.parametrize("words, says", [
+    (["--allowed-origin", "chat.example"], "https://chat.example"), (["--served-model-name", ""], "is empty"),
+    (["--allowed-origin", "https://chat.example/"], "https://chat.example"),
+])  # fmt: skip
+def test_values_that_no_client_could_meet_are_errors(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", *words])
+    assert says in capsys.readouterr().err
+
+
 def test_a_missing_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", "/nowhere.yaml"]) == 2
     assert capsys.readouterr().err.startswith("ridgeline serve: error: --config /nowhere.yaml")

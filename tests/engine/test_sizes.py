@@ -93,7 +93,7 @@ def test_steps_without_a_cache_and_with_many_sequences() -> None:
 
 @pytest.mark.parametrize("config", [
     {"max_model_len": 8193}, {"max_model_len": 1}, {"max_num_seqs": 0}, {"block_tokens": 0},
-    {"kv_cache_bytes": 65536},
+    {"kv_cache_bytes": 65536}, {"kv_cache_bytes": 10**15},
 ])  # fmt: skip
 def test_impossible_numbers_are_refused(config: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

@@ -158,6 +158,9 @@ def serving(
         yield server
         if server.process.poll() is None:
             assert server.stop() == 0, "\n".join(server.output)
+    except Exception:
+        print("the server's last words:", *server.output[-40:], sep="\n")  # why it answered with a failure
+        raise
     finally:
         if server.process.poll() is None:
             server.process.kill()

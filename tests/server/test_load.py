@@ -69,7 +69,7 @@ def _held_bytes(server: Server) -> int:
 
 
 async def test_many_visits_leave_nothing() -> None:
-    """A cache that holds a third of those who are there at once: they wait, and are preempted."""
+    """A cache that holds a third of those who are there at once: the others wait."""
     with serving("--max-num-seqs", "64", "--kv-cache-bytes", "48MB") as server:
         server.probe()
         await _wave(server, range(150), at_once=60)

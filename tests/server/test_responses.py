@@ -349,6 +349,20 @@ async def test_a_background_response_is_there_before_its_first_token() -> None:
     assert (await _ended(responses, again["id"]))["status"] == "completed"
 
 
+async def test_what_an_answer_had_when_it_failed_is_incomplete() -> None:
+    """And in progress until then."""
+    api, engine = fake_api("hello there")
+    responses = Responses(api)
+    engine.fail_after = 3
+    seen = set()
+    asked = await _whole(responses, background=True)
+    while (now := json.loads(responses.retrieve(asked["id"], Caller())))["status"] != "failed":
+        seen |= {item["status"] for item in now["output"]}
+        await asyncio.sleep(0)
+    assert seen == {"in_progress"}
+    assert now["error"]["code"] and [item["status"] for item in now["output"]] == ["incomplete"]
+
+
 async def test_a_background_response_that_cannot_be_is_refused_or_failed() -> None:
     """By a refusal before it exists; once it exists, its status says so."""
     api, engine = fake_api()

@@ -156,6 +156,9 @@ async def test_only_where_it_is_enabled_and_with_a_key(folder: Path) -> None:
     assert setting.rest.state == "awake"
     setting.keys.replace([replace(plain("secret"), admin=True)])
     key = {"authorization": "Bearer secret"}
+    for path in ("/sleep?mode=wait", "/wake_up?tags=weights"):
+        got = await call(setting.app, "POST", path, headers=key)
+        assert got.status == 400 and got.json["error"]["param"] in path
     got = await call(setting.app, "POST", "/sleep?level=0", headers=key)
     assert got.status == 400 and got.json["error"]["param"] == "level"
     got = await call(setting.app, "POST", "/v1/ridgeline/reload", b'{"where": "x"}', key)
