@@ -63,9 +63,7 @@ class EngineKeeper:
     async def resume(self, start: Callable[[], Awaitable[EngineClient]]) -> None:
         """Start an engine after `rest`, from now on by `start`. What keeps it from starting is raised, and
         there is none then."""
-        client = await start()
-        await self._adapt(client)
-        self._client = client
+        self._client = await self._started(start)
         self._start, self._trouble = start, None
         self._keeping = asyncio.create_task(self._keep())
 
@@ -144,14 +142,22 @@ class EngineKeeper:
             self._trouble = f"{cause}; it is being started again"
             await asyncio.sleep(pause_s)
             try:
-                client = await self._start()
-                await self._adapt(client)
-                return client
+                return await self._started(self._start)
             except (RidgelineError, EngineDeadError, OSError) as error:
                 cause = str(error)
         self._trouble = f"{cause}; it is given up, after {len(self._pauses_s)} starts in a row"
         self._lost.set_result(self._trouble)
         return None
+
+    async def _started(self, start: Callable[[], Awaitable[EngineClient]]) -> EngineClient:
+        """A new engine with the adapters of the last one; one that dies on the way leaves nothing."""
+        client = await start()
+        try:
+            await self._adapt(client)
+        except BaseException:
+            await client.close(timeout_s=0.0)
+            raise
+        return client
 
     async def _adapt(self, client: EngineClient) -> None:
         """Give a new engine the adapters of the last one, which calls have changed since the start."""

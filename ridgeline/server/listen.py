@@ -23,9 +23,9 @@ from ridgeline.frontend.tools.thinking import Tags
 from ridgeline.server.app import build_app
 from ridgeline.server.banner import banner
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.heads import HeadsProtocol
 from ridgeline.server.health import Health
 from ridgeline.server.keys import Key, Keys
-from ridgeline.server.short import ShortProtocol
 from ridgeline.server.start import Running
 
 GRACE_S = 5  # for connections to close once their requests have ended
@@ -47,7 +47,7 @@ async def listen(
     )  # fmt: skip
     options = uvicorn.Config(
         app,
-        http=ShortProtocol,
+        http=HeadsProtocol,
         lifespan="off",
         log_config=None,
         log_level="warning",

@@ -38,6 +38,8 @@ class Engine:
     async def load_adapter(self, name: str, path: str, *, replace: bool) -> dict[str, str]:
         if path == self.gone_folder:
             raise RequestError("no such folder")
+        if path == "/deadly" and self.info["number"] == 2:
+            raise EngineDeadError("killed")
         assert name not in self.adapters or replace
         self.adapters[name] = path
         return {"name": name, "path": path}
@@ -159,3 +161,17 @@ def test_adapters_are_the_next_engines_too() -> None:
         await keeper.close()
 
     asyncio.run(work())
+
+
+def test_an_engine_that_dies_of_an_adapter_is_closed_and_followed_by_another() -> None:
+    async def run() -> None:
+        factory = Factory()
+        keeper = EngineKeeper(await factory(), factory, pauses_s=(0.0, 0.0))
+        await keeper.load_adapter("a", "/deadly", replace=False)
+        factory.engines[0].die()
+        await _until(lambda: len(factory.engines) == 3 and keeper.dead is None)
+        assert [engine.closed for engine in factory.engines] == [True, True, False]
+        assert factory.engines[2].adapters == {"given": "/given", "a": "/deadly"}
+        await keeper.close()
+
+    asyncio.run(run())

@@ -1,0 +1,53 @@
+"""Protects the number of open connections: whoever never finishes a head is cut off, and nobody else."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from ridgeline.server.heads import HeadsProtocol
+
+pytestmark = pytest.mark.anyio
+HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n"
+
+
+class Quick(HeadsProtocol):
+    head_s = 0.05
+
+
+async def _exchange(*parts: bytes) -> bytes:
+    """What a connection says on which these come, a fifth of the patience apart, and that then is still."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(3 * Quick.head_s)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=1)
+    made: Any = lambda: Quick(config, ServerState(), {})  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(Quick.head_s / 5)
+        said = b""
+        async with asyncio.timeout(1):
+            with contextlib.suppress(ConnectionError):
+                said = await reader.read(1000)
+        writer.close()
+    return said
+
+
+async def test_a_head_that_does_not_end_is_given_up() -> None:
+    """Nothing at all, a half, and one byte after another."""
+    for parts in ([], [HEAD], [HEAD] + [b"x"] * 12):
+        assert await _exchange(*parts) == b""
+
+
+async def test_an_answer_that_takes_long_is_waited_for() -> None:
+    assert (await _exchange(HEAD, b"\r\n")).startswith(b"HTTP/1.1 204")
