@@ -26,6 +26,8 @@ def tell_replay(path: Path, seconds: StepSeconds | None) -> tuple[Callable[[], s
     def text() -> str:
         lines = [f"{path.name}: {found.num_steps} steps of {len(recorded.requests)} requests, policy "
                  f"{origin.policy}, {origin.capacity.num_rows} rows", _plans(found)]
+        if found.difference and origin.policy == "slo":
+            lines.append("slo sizes steps by their prices: the record's were those of its machine's floors")
         if found.priced:
             lines += ["", table([("steps", "number", "measured", "priced", "in all", "error p50", "p90"),
                                  *map(_step_row, found.priced.items())])]

@@ -67,6 +67,9 @@ class Origin:
         if offers.num_host_pages:
             raise ConfigError("the trace was recorded with --host-kv-bytes: what is copied hangs on that "
                               "machine's link, which is not replayed")
+        if self.policy == "slo" and price is None:
+            raise ConfigError("the trace was recorded under slo, which sizes steps by their prices: name the "
+                              "MODEL and its --profile or --gpu, whose prices the replay takes")
         manager = KVManager(
             offers.layout, offers.num_pages, prefix_caching=self.prefix_caching and self.cache,
             snapshot_stride=self.snapshot_stride, snapshot_bytes=self.snapshot_bytes)
