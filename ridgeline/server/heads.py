@@ -1,10 +1,14 @@
 """Connections whose request never comes: cut off, so that nobody holds all that the process may have open.
+Those whose bytes are no HTTP are told so as everybody is told.
 
 Bodies have a limit of their own (`app._body`), and connections between two requests have uvicorn's.
 """
 
 import asyncio
 
+from ridgeline.api.answers import to_json
+from ridgeline.api.errors import error_body
+from ridgeline.base.errors import RequestError
 from ridgeline.server.short import ShortProtocol
 
 HEAD_S = 30.0  # from a connection's or a request's first byte to the end of its head
@@ -32,6 +36,13 @@ class HeadsProtocol(ShortProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        body = to_json(error_body(RequestError(msg, code="invalid_http")))
+        head = (b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n")
+        self.transport.write(head % len(body) + body)
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._late = self.loop.call_later(self.head_s, self.transport.close)

@@ -4,6 +4,8 @@
 Requests arrive at random at the rate that keeps 80 % of the rows busy, and ask for lengths of every kind;
 some leave in the middle. Each sixth is told. The last third must be as fast as the first, to the first token
 and between tokens, and each process must hold no more memory than after the first third, and as many files.
+Each third has the same requests at the same moments: how long the slowest hundredth waits hangs on which of
+them come together, and would differ by half between thirds that are merely alike.
 
 A machine whose neighbours come and go drifts itself. So a fixed piece of work is timed beside the load, in
 its own CPU seconds, which waiting for the server does not lengthen: the last third may be slower by as much
@@ -17,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,7 +40,7 @@ DRIFT_S = 0.001  # a tenth of a step
 MOST_SLOWER = 1.3  # of the machine, that is forgiven
 PIECE, PIECE_EVERY_S = 3000, 0.1  # additions, a fifth of a millisecond of them
 MORE_FILES = 4  # that a process may hold for other reasons
-WINDOWS = 6
+THIRDS, WINDOWS = 3, 6
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Window:
 
 def judge(windows: Sequence[Window]) -> None:
     """AssertionError on any drift or growth between the first third and the last."""
-    third = len(windows) // 3
+    third = len(windows) // THIRDS
 
     def p99(part: Sequence[Window], name: str) -> float:
         return float(np.quantile([one for window in part for one in getattr(window, name)], 0.99))
@@ -72,18 +75,35 @@ def judge(windows: Sequence[Window]) -> None:
     assert all(b <= a * (1 + FLAT) for a, b in zip(early, late, strict=True)), f"grown: {early}, {late}"
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A request: seconds after its third began, tokens asked for, bytes after which its client leaves."""
+
+    at_s: float
+    length: int
+    leave_after: int | None
+
+
+def arrivals(seconds: float) -> list[Arrival]:
+    """What comes in a third of so many seconds; the same each time."""
+    dice, at_s, found = random.Random(0), 0.0, list[Arrival]()
+    rate = SHARE * ROWS / (MEAN_TOKENS * STEP_S)
+    while (at_s := at_s + dice.expovariate(rate)) < seconds:
+        length = 2 + min(1000, int(dice.expovariate(1 / (MEAN_TOKENS - 2))))
+        found.append(Arrival(at_s, length, 500 if dice.random() < LEAVING else None))
+    return found
+
+
 async def load(server: Server, seconds: float, windows: int) -> list[Window]:
     """Arrivals for so long, in so many windows."""
-    port, dice = int(server.url.rpartition(":")[2]), random.Random(0)
+    port, third_s = int(server.url.rpartition(":")[2]), seconds / THIRDS
     pids = [server.process.pid, *server.children()]
-    rate = SHARE * ROWS / (MEAN_TOKENS * STEP_S)
     found = [Window() for _ in range(windows)]
     running: set[asyncio.Task[None]] = set()
     began = time.monotonic()
 
-    async def one(number: int) -> None:
-        length = 2 + min(1000, int(dice.expovariate(1 / (MEAN_TOKENS - 2))))
-        leave = 500 if dice.random() < LEAVING else None
+    async def one(number: int, asked: Arrival) -> None:
+        length, leave = asked.length, asked.leave_after
         request = request_bytes("/v1/completions", completion(length, seed=number))
         sent = time.monotonic()
         got = await ask(port, request, leave_after=leave)
@@ -100,15 +120,12 @@ async def load(server: Server, seconds: float, windows: int) -> list[Window]:
             found[min(windows - 1, place)].piece_s.append(piece_s())
             await asyncio.sleep(PIECE_EVERY_S)
 
-    working = asyncio.create_task(work())
-    number, due, part = 0, began, 0
-    while (now := time.monotonic()) < began + seconds:
-        due += dice.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - now))
-        task = asyncio.create_task(one(number))
+    working, part, planned = asyncio.create_task(work()), 0, arrivals(third_s)
+    for number, (third, asked) in enumerate(product(range(THIRDS), planned)):
+        await asyncio.sleep(max(0.0, began + third * third_s + asked.at_s - time.monotonic()))
+        task = asyncio.create_task(one(number, asked))
         running.add(task)
         task.add_done_callback(running.discard)
-        number += 1
         if time.monotonic() - began >= seconds / windows * (part + 1) and part < windows - 1:
             found[part].held = [*map(held_bytes, pids)]
             _tell(part, found[part])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -51,3 +52,10 @@ async def test_a_head_that_does_not_end_is_given_up() -> None:
 
 async def test_an_answer_that_takes_long_is_waited_for() -> None:
     assert (await _exchange(HEAD, b"\r\n")).startswith(b"HTTP/1.1 204")
+
+
+async def test_what_is_no_http_is_told_so() -> None:
+    """In the form of every other refusal."""
+    head, _, body = (await _exchange(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-length: %d" % len(body) in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
