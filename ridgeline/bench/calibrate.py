@@ -156,7 +156,7 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
             max_model_len=2 * max(course.contexts)))
         try:
             work = stepper.engine.work(profile)
-            found = measured(stepper, course, say)
+            found = _passes(stepper, course, say)
             took_s = {case: median(one.seconds for one in passes) for case, passes in found.items()}
             for case, passes in found.items():
                 apart.append(max(one.seconds for one in passes) / min(one.seconds for one in passes) - 1)
@@ -175,8 +175,8 @@ def course_steps(course: Course, profile: MachineProfile, device: str, threads: 
     return replace(taken, apart=median(apart))
 
 
-def measured(stepper: Stepper, course: Course,
-             say: Callable[[str], object] = lambda text: None) -> dict[Case, list[Measured]]:
+def _passes(stepper: Stepper, course: Course,
+            say: Callable[[str], object]) -> dict[Case, list[Measured]]:
     """Every case of a course, once in each pass."""
     cases, random = course.cases(), Random(0)
     found: dict[Case, list[Measured]] = {case: [] for case in cases}

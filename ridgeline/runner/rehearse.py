@@ -3,6 +3,7 @@ tokens: they go into a page that no request has yet."""
 
 import torch
 
+from ridgeline.blocks.step import Step
 from ridgeline.nn.build import Model
 from ridgeline.runner.inputs import build_step, idle_prompts
 from ridgeline.runner.rows import Rows
@@ -15,9 +16,8 @@ _FEW, _SOME, _MANY = range(32, 512, 32), range(512, 2048, 128), 256
 
 def prompts(model: Model, rows: Rows, capacity: Capacity, num_tokens: int) -> None:
     """Prompts of so many tokens together through the model."""
-    plan = idle_prompts(num_tokens, most_rows=capacity.num_rows, most=capacity.max_model_len)
     with torch.inference_mode():
-        model.forward(build_step(plan, rows, capacity.layout))
+        model.forward(_idle_step(rows, capacity, num_tokens))
 
 
 def products(model: Model, rows: Rows, capacity: Capacity) -> None:
@@ -26,5 +26,9 @@ def products(model: Model, rows: Rows, capacity: Capacity) -> None:
     with torch.inference_mode():
         for num_tokens in (*_FEW, *_SOME, *range(_SOME.stop, most + 1, _MANY)):
             if num_tokens <= most:
-                plan = idle_prompts(num_tokens, most_rows=capacity.num_rows, most=capacity.max_model_len)
-                model.run_each_kind(build_step(plan, rows, capacity.layout))
+                model.run_each_kind(_idle_step(rows, capacity, num_tokens))
+
+
+def _idle_step(rows: Rows, capacity: Capacity, num_tokens: int) -> Step:
+    plan = idle_prompts(num_tokens, most_rows=capacity.num_rows, most=capacity.max_model_len)
+    return build_step(plan, rows, capacity.layout)

@@ -202,11 +202,10 @@ _WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128,
 
 
 def _wide(shape: LinearShape, rows: int) -> list[Choice]:
-    """Candidates of 192 and 256 rows, where the tensor cores begin to be the limit. Tiles have powers of two
-    as sides: three of 64 make 192."""
-    found = []
+    """Candidates of 192 and 256 rows, where the tensor cores begin to be the limit."""
+    found, most_m = [], rows & -rows  # sides of tiles are powers of two: three of 64 make 192
     for block_m, block_n, block_k, stages, warps in _WIDE:
-        tile_m = 64 if rows == 192 else block_m or rows
+        tile_m = min(block_m or most_m, most_m)
         for split in (1, 2):
             choice = Choice(form="tma", block_m=tile_m, block_n=block_n, block_k=block_k, stages=stages,
                             warps=warps, split=split, norm_apart=shape.norm)
