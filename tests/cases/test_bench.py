@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+from itertools import pairwise
+from statistics import median
+from typing import Any
 
 import pytest
 
@@ -24,18 +27,39 @@ def acts(call: Call, *, thinks: bool) -> list[Act]:
 def test_c26_first_token_and_tokens_that_come_by_fours(
     thinks: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def run() -> int:
+    """450 ms to the first token and 25 ms a token, as near as the server came to them: a busy machine makes
+    it late, and it remembers when it wrote what. The client is late too there, but not each time."""
+
+    async def run() -> list[Call]:
         async with scripted(lambda number, call: acts(call, thinks=thinks)) as server:
             words = ["bench", "serve", "--url", server.url, "--endpoint", "chat", "--dataset", "fixed:20,37",
-                     "--rate", "50", "--num-prompts", "3", "--warmup", "0", "--no-progress",
+                     "--rate", "20", "--num-prompts", "4", "--warmup", "0", "--no-progress",
                      "--json"]  # fmt: skip
-            return await asyncio.to_thread(main, words)
+            assert await asyncio.to_thread(main, words) == 0
+            return server.calls
 
-    assert asyncio.run(run()) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["completed"] == 3 and found["total_output_tokens"] == 3 * 37
-    assert found["median_ttft_ms"] == pytest.approx(450, abs=10)
-    assert found["median_tpot_ms"] == pytest.approx(25, abs=1)
-    for gaps in found["itls"]:
-        assert len(gaps) == 9, "the first token is no gap, nor is the chunk without text"
-        assert gaps == pytest.approx([0.1] * 9, abs=0.02)
+    for _ in range(4):
+        calls = asyncio.run(run())
+        found = json.loads(capsys.readouterr().out)
+        assert found["completed"] == 4 and found["total_output_tokens"] == 4 * 37
+        assert [len(gaps) for gaps in found["itls"]] == [9] * 4, "the first is no gap, nor is the textless"
+        ttft_s, tpot_s, late_s = _late(found, calls)
+        if ttft_s < 0.01 and tpot_s < 0.001 and late_s < 0.02:
+            return
+    raise AssertionError(f"TTFT {ttft_s} s off, TPOT {tpot_s}, a gap {late_s}, and so each time")
+
+
+def _late(found: dict[str, Any], calls: list[Call]) -> tuple[float, float, float]:
+    """How far the client's median TTFT and TPOT and its worst gap are from the server's, in seconds. The time
+    of a request counts from when it was to be sent, which is known from the one that came soonest."""
+    firsts_s = [call.wrote_s[2] for call in calls]
+    tpots_s = [(call.wrote_s[11] - call.wrote_s[2]) / 36 for call in calls]
+    assert min(a - call.came_s for a, call in zip(firsts_s, calls, strict=True)) >= 0.449
+    assert min(tpots_s) >= 0.0249
+    start_s = min(call.came_s - at_s for call, at_s in zip(calls, found["start_times"], strict=True))
+    ttfts_s = [a - start_s - at_s for a, at_s in zip(firsts_s, found["start_times"], strict=True)]
+    gaps = [(seen_s, b - a) for itls, call in zip(found["itls"], calls, strict=True)
+            for seen_s, (a, b) in zip(itls, pairwise(call.wrote_s[2:12]), strict=True)]  # fmt: skip
+    return (abs(found["median_ttft_ms"] / 1e3 - median(ttfts_s)),
+            abs(found["median_tpot_ms"] / 1e3 - median(tpots_s)),
+            max(abs(seen_s - made_s) for seen_s, made_s in gaps))  # fmt: skip
