@@ -9,7 +9,11 @@ from torch import Tensor
 
 from ridgeline.adapters.load import Adapter
 from ridgeline.adapters.slots import AdapterSlots
+from ridgeline.base.clock import WallClock
+from ridgeline.base.config import EngineConfig
 from ridgeline.blocks.step import GroupStep, Step
+from ridgeline.engine.numerics import choose_numerics
+from ridgeline.engine.startup import Startup
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.nn.build import build_model
@@ -24,11 +28,17 @@ class Ours:
     """One checkpoint, loaded in float32 or another dtype, on the CPU or, with a GPU's kernels, there."""
 
     def __init__(self, path: Path, dtype: torch.dtype = torch.float32, gpu: Gpu | None = None) -> None:
-        checkpoint = open_checkpoint(path)
+        self.checkpoint = checkpoint = open_checkpoint(path)
         self.spec = checkpoint.spec
         self.dtype, self.gpu = dtype, gpu
         self.device = torch.device("cpu") if gpu is None else gpu.device
         self.weights = load_weights(checkpoint, dense(dtype), device=self.device)
+
+    def pack(self) -> None:
+        """Hold the weights as an engine that is asked for no dtype holds those of a quantized file."""
+        numerics = choose_numerics(EngineConfig(), self.checkpoint, Startup(WallClock()))
+        assert numerics.name == "packed"
+        self.weights = load_weights(self.checkpoint, numerics.policy, progress=False)
 
     def logits(self, ids: list[int], chunks: list[int] | None = None,
                adapter: Adapter | None = None) -> Tensor:
