@@ -116,9 +116,3 @@ def own_version() -> str:
         return version("ridgeline")
     except PackageNotFoundError:
         return "unknown"
-
-
-def bf16_products() -> bool:
-    """True when the processor multiplies bfloat16 itself (AVX-512 BF16 or AMX)."""
-    flags = next((line for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), "").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
-from ridgeline.engine.machine import bf16_products
 from ridgeline.engine.startup import Startup
 from ridgeline.kernels.cpu.native import native, why_none
 from ridgeline.kernels.gpu import Gpu, open_gpu
@@ -15,7 +14,7 @@ from ridgeline.kernels.gpu import why_none as why_no_gpu
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.nn.load import Policy, dense
 from ridgeline.quant.format import Packed, Packing
-from ridgeline.quant.packed import Packing32, Scratch
+from ridgeline.quant.packed import Packing32
 from ridgeline.quant.stack import PackingStack, Stack
 from ridgeline.spec.block import ParamSpec
 
@@ -113,20 +112,12 @@ def _packed(checkpoint: Checkpoint, startup: Startup) -> Policy | None:
     startup.choose(
         "dtype", "packed", f"quantized weights stay packed, multiplied by the C kernels ({found.isa})"
     )
-    scratch, plain = Scratch() if bf16_products() else None, dense(torch.float32)
-    if scratch is not None:
-        startup.choose("prefill", "bfloat16", "the CPU multiplies it: weights are unpacked a layer at a time")
-    else:
-        startup.choose("prefill", "packed", "the CPU has no bfloat16 product, and the codes are as fast")
-    body = Packing32(found, scratch, planes=2)
-    ends = Packing32(found, None, planes=2)
+    body, plain = Packing32(found, planes=2), dense(torch.float32)
 
     def policy(name: str, param: ParamSpec) -> Packing[Packed | Stack | Tensor]:
         source = "embed.weight" if name == "head.weight" and name not in checkpoint.sources else name
         if source not in quantized or param.role not in ("linear", "embed"):
             return plain(name, param)
-        if checkpoint.sources[source].matrices:
-            return PackingStack(body)
-        return ends if name in ("embed.weight", "head.weight") else body
+        return PackingStack(body) if checkpoint.sources[source].matrices else body
 
     return policy

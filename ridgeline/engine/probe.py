@@ -124,7 +124,7 @@ def coded_rate(effort: Effort = FULL) -> float | None:
     kernels = native()
     if kernels is None:
         return None
-    weight = Packing32(kernels, None, planes=2).pack(_Coded(), torch.device("cpu"))
+    weight = Packing32(kernels, planes=2).pack(_Coded(), torch.device("cpu"))
     assert not isinstance(weight, Tensor)
 
     def measure(start: Barrier) -> float:

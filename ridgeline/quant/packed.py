@@ -2,10 +2,8 @@
 
 GGUF's Q4_0, Q4_1 and Q8_0 keep their codes and scales to the bit; so does MXFP4 in 8 bits, whose numbers are
 no even steps; other quantized types become 8 bits.
-Tokens before `prefill_from` multiply codes by codes (activations as 14-bit integers): one path, bitwise
-equal at every number of rows. Where the CPU multiplies bfloat16 itself, a prompt's rows unpack the weight
-into scratch and take such products, whose size is fixed, so that a row's bits hang on no other row either;
-elsewhere the codes are as fast.
+Codes are multiplied by codes (activations as 14-bit integers), those of prompts too: one path, bitwise equal
+at every number of rows.
 
 Legend: T tokens, K input features, N output features, B bytes.
 """
@@ -17,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad, rms_norm, silu
 
 from ridgeline.kernels.cpu.native import Native
 from ridgeline.kernels.cpu.structs import ADD, MULTIPLY, Q4, Q8, SILU_MUL, STORE, Matrix, Product
@@ -27,7 +24,6 @@ from ridgeline.spec.block import ParamSpec
 
 GROUP, TILE = 32, 16
 TILE_BYTES = {Q4: 320, Q8: 544}  # of one group of a tile, see tiles.h
-PRODUCT_ROWS = 128  # of every bfloat16 product: the library's order of summing changes with the rows
 _KEPT = {"q4_0": Q4, "q4_1": Q4, "q8_0": Q8, "mxfp4": Q8}
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # halves
 
@@ -37,22 +33,9 @@ def product_bytes(rows: int, k: int, planes: int) -> int:
     return rows * (planes * k + 8 * (k // GROUP))
 
 
-class Scratch:
-    """Room for one unpacked weight, shared by all weights of a model; grows to the largest that asks."""
-
-    def __init__(self) -> None:
-        self._flat = torch.empty(0, dtype=torch.bfloat16)
-
-    def take(self, rows: int, columns: int) -> Tensor:
-        """bfloat16 [rows, columns], valid until the next take."""
-        if self._flat.numel() < rows * columns:
-            self._flat = torch.empty(rows * columns, dtype=torch.bfloat16)
-        return self._flat[: rows * columns].view(rows, columns)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """[N, K] as tiles. planes: of the activations (1: 8 bits, 2: 14 bits). scratch: None never unpacks."""
+    """[N, K] as tiles. planes: of the activations (1: 8 bits, 2: 14 bits)."""
 
     native: Native
     tiles: Tensor
@@ -60,7 +43,6 @@ class PackedMatrix:
     n: int
     k: int
     planes: int
-    scratch: Scratch | None
     matrix: Matrix = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,59 +62,35 @@ class PackedMatrix:
         return out
 
     def apply(self, x_TK: Tensor, prefill_from: int) -> Tensor:
-        return self._split(x_TK, prefill_from, STORE, None, 0.0, None)
+        return self._multiply(x_TK, STORE)
 
     def apply_norm(self, x_TK: Tensor, norm_K: Tensor, eps: float, prefill_from: int) -> Tensor:
-        return self._split(x_TK, prefill_from, STORE, norm_K, eps, None)
+        return self._multiply(x_TK, STORE, norm_K, eps)
 
     def apply_gated(
         self, x_TK: Tensor, norm_K: Tensor, eps: float, activation: str, prefill_from: int
     ) -> Tensor:
         assert self.gates(activation), "an activation or halves that the kernel does not have"
-        return self._split(x_TK, prefill_from, SILU_MUL, norm_K, eps, None)
+        return self._multiply(x_TK, SILU_MUL, norm_K, eps)
 
     def apply_add(self, x_TK: Tensor, residual_TN: Tensor, prefill_from: int) -> Tensor:
-        return self._split(x_TK, prefill_from, ADD, None, 0.0, residual_TN)
+        return self._multiply(x_TK, ADD, residual=residual_TN)
 
     def gates(self, activation: str) -> bool:
         """True when apply_gated does this activation on these halves."""
         return activation == "silu" and self.n % (2 * TILE) == 0
 
-    def _split(
-        self,
-        x_TK: Tensor,
-        prefill_from: int,
-        epilogue: int,
-        norm_K: Tensor | None,
-        eps: float,
-        residual_TN: Tensor | None,
-    ) -> Tensor:
-        num = x_TK.shape[0]
-        width = self.n // 2 if epilogue == SILU_MUL else self.n
-        out = torch.empty(self.native.room(num), width)[:num]
-        first = min(prefill_from, num) if self.scratch is not None and self.n % TILE == 0 else num
-        if first:
-            self._multiply(x_TK[:first], epilogue, norm_K, eps, residual_TN, out[:first])
-        if first < num:
-            x = x_TK[first:] if norm_K is None else rms_norm(x_TK[first:], (self.k,), norm_K, eps)
-            self._unpacked(x, epilogue, None if residual_TN is None else residual_TN[first:], out[first:])
-        return out
-
-    def _multiply(
-        self,
-        x: Tensor,
-        epilogue: int,
-        norm: Tensor | None,
-        eps: float,
-        residual: Tensor | None,
-        out: Tensor,
-    ) -> None:
+    def _multiply(self, x: Tensor, epilogue: int, norm: Tensor | None = None, eps: float = 0.0,
+                  residual: Tensor | None = None) -> Tensor:
         rows, groups = x.shape[0], self.k // GROUP
         if x.stride(1) != 1:
             x = x.contiguous()
         if residual is not None and residual.stride(1) != 1:
             residual = residual.contiguous()
         held = self.native.room(rows)
+        out = torch.empty(held, self.n // 2 if epilogue == SILU_MUL else self.n)[:rows]
+        if not rows:
+            return out
         room = workspace(self.native, MULTIPLY, product_bytes(held, self.k, self.planes))
         codes = room.data_ptr()
         scales = codes + held * self.planes * self.k
@@ -153,23 +111,7 @@ class PackedMatrix:
             scales + 4 * held * groups,
         )
         self.native.multiply(self.matrix, product, (x, norm, residual, out, room, self))
-
-    def _unpacked(self, x: Tensor, epilogue: int, residual: Tensor | None, out: Tensor) -> None:
-        assert self.scratch is not None
-        weight_KN = self.scratch.take(self.k, self.n)
-        self.native.unpack(self.matrix, weight_KN.data_ptr(), torch.get_num_threads())
-        x_TK = pad(x.bfloat16(), (0, 0, 0, -x.shape[0] % PRODUCT_ROWS))
-        for first, part in enumerate(x_TK.split(PRODUCT_ROWS)):
-            rows = slice(first * PRODUCT_ROWS, (first + 1) * PRODUCT_ROWS)
-            product = torch.mm(part, weight_KN)[: len(out[rows])].float()
-            if epilogue == STORE:
-                out[rows] = product
-            elif epilogue == ADD:
-                assert residual is not None
-                torch.add(residual[rows], product, out=out[rows])
-            else:
-                gate, up = product.chunk(2, -1)
-                torch.mul(silu(gate), up, out=out[rows])
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +119,6 @@ class Packing32:
     """Packs what is quantized already; a weight in plain numbers or of odd width stays float32."""
 
     native: Native
-    scratch: Scratch | None
     planes: int
 
     @property
@@ -224,7 +165,7 @@ class Packing32:
 
     def _matrix(self, tiles: Tensor, kind: int, n: int, k: int) -> PackedMatrix:
         planes = 2 if kind == Q8 else self.planes
-        return PackedMatrix(self.native, tiles, kind, n, k, planes, self.scratch)
+        return PackedMatrix(self.native, tiles, kind, n, k, planes)
 
 
 def _codes(part: GgufBlocks) -> tuple[NDArray[np.int8], NDArray[np.uint16], NDArray[np.uint16]]:

@@ -8,16 +8,12 @@ from torch import Tensor
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
-from ridgeline.engine.machine import bf16_products
 from ridgeline.engine.numerics import choose_numerics
 from ridgeline.engine.startup import Startup
 from ridgeline.frontend.files import load_text
 from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.resolve import open_model
 from ridgeline.nn.load import Policy, dense
-from ridgeline.quant.format import Packed, Packing
-from ridgeline.quant.packed import Packing32, Scratch
-from ridgeline.spec.block import ParamSpec
 from tests.quality.scored import TEXT, Divergence, Scored, pieces
 from tests.quant.blocks import kernels
 
@@ -69,21 +65,10 @@ def test_decode(checkpoint: Checkpoint, ids: Tensor, num_tokens: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("unpacks", [False, True], ids=["packed", "unpacked to bfloat16"])
-def test_prompt(checkpoint: Checkpoint, ids: Tensor, unpacks: bool) -> None:
-    """Chunks of a prompt, by the same products and by those that CPUs with bfloat16 instructions take (a part
-    of the text on others: they are very slow at it)."""
-    if unpacks and not bf16_products():
-        ids = ids[:256]
-    chosen, scratch = packed_policy(checkpoint), Scratch() if unpacks else None
-    body = Packing32(kernels(), scratch, planes=2)
+def test_prompt(checkpoint: Checkpoint, ids: Tensor) -> None:
+    """Chunks of a prompt."""
     exact = Scored(checkpoint, dense(torch.float32), torch.float32, len(ids))
-
-    def policy(name: str, param: ParamSpec) -> Packing[Packed | Tensor]:
-        packing = chosen(name, param)
-        return body if isinstance(packing, Packing32) and name.startswith("layers.") else packing
-
-    fast, found = Scored(checkpoint, policy, torch.bfloat16, len(ids)), Divergence()
+    fast, found = Scored(checkpoint, packed_policy(checkpoint), torch.bfloat16, len(ids)), Divergence()
     for part in pieces(len(ids), 8 * ROWS):
         expected, logits = (scored.logits(ids[part], part.start, decode=False) for scored in (exact, fast))
         for rows in pieces(len(expected), ROWS):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.quant.packed import PackedMatrix, Packing32, Scratch
+from ridgeline.quant.packed import PackedMatrix, Packing32
 from tests.quant.blocks import Plain, Source, kernels, random_part, values
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ ROUNDED = ("q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 @pytest.fixture
 def packing() -> Packing32:
-    return Packing32(kernels(), Scratch(), planes=2)
+    return Packing32(kernels(), planes=2)
 
 
 def unpacked(matrix: PackedMatrix | Tensor) -> Tensor:
@@ -97,19 +97,9 @@ def test_the_same_again_from_disk(packing: Packing32, tmp_path: Path, kind: str,
     assert isinstance(again, PackedMatrix) and again.tiles.data_ptr() == tiles.data_ptr(), "not copied"
     assert (again.format, again.n, again.k, again.planes) == (matrix.format, rows, 256, matrix.planes)
     x = torch.randn(30, 256)
-    for prefill_from in (30, 2):
-        assert torch.equal(again.apply(x, prefill_from), matrix.apply(x, prefill_from))
+    assert torch.equal(again.apply(x, 30), matrix.apply(x, 30))
 
 
 def test_plain_numbers_come_back_from_disk(packing: Packing32) -> None:
     weight = torch.randn(20, 64)
     assert torch.equal(packing.restore(Plain(weight).param, {"weight": weight}, CPU), weight)  # type: ignore[arg-type]
-
-
-def test_scratch_grows_and_is_shared() -> None:
-    """One scratch serves all weights of a model, so only one is unpacked at a time."""
-    scratch = Scratch()
-    small = scratch.take(4, 32)
-    assert scratch.take(2, 16).data_ptr() == small.data_ptr()
-    large = scratch.take(64, 64)
-    assert large.shape == (64, 64) and scratch.take(8, 8).data_ptr() == large.data_ptr()

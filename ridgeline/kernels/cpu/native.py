@@ -68,10 +68,6 @@ class Native:
         """rl_rows: `count` rows as numbers. ids: address of int64 [count]; out: of float32 [count, k]."""
         self._library.rl_rows(c.byref(matrix), ids, count, out)
 
-    def unpack(self, matrix: Matrix, out: int, threads: int) -> None:
-        """rl_unpack: the whole matrix turned round. out: address of bfloat16 [k, n]."""
-        self._library.rl_unpack(c.byref(matrix), out, threads)
-
     def room(self, rows: int) -> int:
         """Rows to make room for: a recorded call serves every number of rows up to the tape's."""
         return rows if self.tape is None else self.tape.max_rows
@@ -114,7 +110,6 @@ def load(path: Path) -> Native:
     library.rl_run.argtypes = [c.c_void_p, c.c_int, c.c_int, c.c_int, c.c_int]
     library.rl_pack.argtypes = [c.c_int, c.c_int, c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p]
     library.rl_rows.argtypes = [c.c_void_p, c.c_void_p, c.c_int, c.c_void_p]
-    library.rl_unpack.argtypes = [c.c_void_p, c.c_void_p, c.c_int]
     for kind in (Matrix, Product, Attention, Call):
         name = f"rl_{kind.__name__.lower()}"
         size = getattr(library, f"{name}_bytes")()

@@ -46,11 +46,9 @@ def _product_error(native: Native, random: np.random.Generator, bits: int, plane
     tiles = np.zeros(n // 16 * (k // 32) * _LARGEST_TILE_BYTES, np.uint8)
     matrix = Matrix(format=bits, planes=planes, n=n, k=k, tiles=_at(tiles))
     native.pack(matrix, _at(code), _at(scale), _at(least))
-    ids, given, turned = np.arange(n), np.full((n, k), np.nan, np.float32), np.zeros((k, n), np.uint16)
+    ids, given = np.arange(n), np.full((n, k), np.nan, np.float32)
     native.rows(matrix, _at(ids), n, _at(given))
-    native.unpack(matrix, _at(turned), 1 + norm)
-    bf16 = (turned.T.astype(np.uint32) << 16).view(np.float32)
-    if not (np.allclose(given, weight, 1e-6, 1e-6) and np.allclose(bf16, weight, 4e-3, 1e-6)):
+    if not np.allclose(given, weight, 1e-6, 1e-6):
         return np.inf
     x = random.integers(-top, top + 1, (rows, k)).astype(np.float32) / 64
     x[:, ::32] = top / 64

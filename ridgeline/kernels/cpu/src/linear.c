@@ -195,41 +195,6 @@ void rl_rows(const rl_matrix *w, const int64_t *ids, int count, float *out) {
     }
 }
 
-/* Eight rows' values of one input as bfloat16: out[0..8). word: four codes a row, `shift` finds the input's.
- */
-INLINE void unpack8(v8i word, int shift, int q4, v8 scale, v8 minimum, uint16_t *out) {
-    v8i code = (word >> shift) & 15;
-    if (!q4) code = (word << (24 - shift)) >> 24;
-    v8 v = fma8(scale, __builtin_convertvector(code, v8), minimum);
-    for (int i = 0; i < 8; i++) out[i] = float_to_bf16(v[i]);
-}
-
-/* The whole matrix as bfloat16, transposed: [k, n]. n is a multiple of 16. */
-void rl_unpack(const rl_matrix *w, uint16_t *out, int threads) {
-    int groups = w->k / GROUP, q4 = w->format == Q4, bytes = q4 ? Q4_BYTES : Q8_BYTES;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int tile = 0; tile < w->n / TILE; tile++) {
-        const uint8_t *t = w->tiles + (int64_t)tile * groups * bytes;
-        for (int b = 0; b < groups; b++, t += bytes)
-            for (int half = 0; half < 2; half++) { /* rows 0-7, 8-15 of the tile */
-                v8 scale, minimum = {0};
-                for (int r = 0; r < 8; r++) {
-                    uint16_t bits[2];
-                    memcpy(bits, t + 2 * (8 * half + r), 2);
-                    memcpy(bits + 1, t + 32 + 2 * (8 * half + r), 2);
-                    scale[r] = half_to_float(bits[0]);
-                    if (q4) minimum[r] = half_to_float(bits[1]);
-                }
-                for (int i = 0; i < GROUP; i++) {
-                    int line = q4 ? i % 16 / 4 : i / 4, shift = 8 * (i % 4) + (q4 && i >= 16 ? 4 : 0);
-                    v8i word = *(const v8i *)(t + (q4 ? 64 : 32) + 64 * line + 32 * half);
-                    unpack8(word, shift, q4, scale, minimum,
-                            out + (int64_t)(b * GROUP + i) * w->n + tile * TILE + 8 * half);
-                }
-            }
-    }
-}
-
 /* 0: lane by lane, 1: AVX2, 2: AVX-512 with VNNI. */
 int rl_instruction_set(void) {
 #if defined(RL_VNNI)
