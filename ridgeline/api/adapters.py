@@ -49,9 +49,10 @@ async def load_adapter(api: OpenAI, body: bytes) -> bytes:
     request = parse(body, LoadRequest, api.served.limits)
     if request.lora_name == api.served.card.id:
         raise invalid_value("lora_name", f"{request.lora_name!r} is the base model's name")
-    info = await api.engine.load_adapter(
-        request.lora_name, request.lora_path, replace=bool(request.load_inplace)
-    )
+    with api.admission.enter():
+        info = await api.engine.load_adapter(
+            request.lora_name, request.lora_path, replace=bool(request.load_inplace)
+        )
     card = api.adapters[request.lora_name] = adapter_card(api.served.card, info)
     return to_json(card)
 
@@ -59,6 +60,7 @@ async def load_adapter(api: OpenAI, body: bytes) -> bytes:
 async def unload_adapter(api: OpenAI, body: bytes) -> bytes:
     """It cannot be asked any more; what it is asked already goes on. Raises RequestError."""
     name = parse(body, UnloadRequest, api.served.limits).lora_name
-    await api.engine.unload_adapter(name)
+    with api.admission.enter():
+        await api.engine.unload_adapter(name)
     api.adapters.pop(name, None)
     return to_json(Unloaded(id=name))
