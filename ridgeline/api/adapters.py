@@ -13,7 +13,7 @@ from ridgeline.api.parse import parse
 from ridgeline.api.types import Strict
 from ridgeline.base.errors import invalid_value
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class LoadRequest(Strict, kw_only=True):
