@@ -13,7 +13,7 @@ from ridgeline.api.parse import parse
 from ridgeline.api.types import Strict
 from ridgeline.base.errors import invalid_value
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class LoadRequest(Strict, kw_only=True):
@@ -49,9 +49,10 @@ async def load_adapter(api: OpenAI, body: bytes) -> bytes:
     request = parse(body, LoadRequest, api.served.limits)
     if request.lora_name == api.served.card.id:
         raise invalid_value("lora_name", f"{request.lora_name!r} is the base model's name")
-    info = await api.engine.load_adapter(
-        request.lora_name, request.lora_path, replace=bool(request.load_inplace)
-    )
+    with api.admission.enter():
+        info = await api.engine.load_adapter(
+            request.lora_name, request.lora_path, replace=bool(request.load_inplace)
+        )
     card = api.adapters[request.lora_name] = adapter_card(api.served.card, info)
     return to_json(card)
 
@@ -59,6 +60,7 @@ async def load_adapter(api: OpenAI, body: bytes) -> bytes:
 async def unload_adapter(api: OpenAI, body: bytes) -> bytes:
     """It cannot be asked any more; what it is asked already goes on. Raises RequestError."""
     name = parse(body, UnloadRequest, api.served.limits).lora_name
-    await api.engine.unload_adapter(name)
+    with api.admission.enter():
+        await api.engine.unload_adapter(name)
     api.adapters.pop(name, None)
     return to_json(Unloaded(id=name))

@@ -18,9 +18,9 @@ class Admission:
         self._idle.set()
 
     @property
-    def closed(self) -> bool:
-        """True from the moment at which the server began to shut down."""
-        return self._closed
+    def shut(self) -> str | None:
+        """Why nobody is let in now, or None."""
+        return "shutting down" if self._closed else self._pause
 
     @contextmanager
     def enter(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ class ChatForm(ChunkForm):
         )
 
     def _finish(self, index: int, finish: str | None) -> str | None:
-        """A text that ended by itself after a call ended to have it made."""
+        """A text that ended by itself after a call, and not within it, ended to have it made."""
         called = finish == "stop" and self._readers and self._readers[index].has_called
         return "tool_calls" if called else finish
 

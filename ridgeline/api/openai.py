@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from ridgeline.account.caller import Caller
 from ridgeline.account.clocks import ChoiceTimes, RequestClock
 from ridgeline.account.kept import Accounts
@@ -138,6 +140,11 @@ class OpenAI:
     def cards(self) -> list[ModelCard]:
         """Of all that can be asked, the model itself first."""
         return [self.served.card, *self.adapters.values()]
+
+    def comes_from(self, root: str) -> None:
+        """From now on the model's weights are those that were found there."""
+        card = msgspec.structs.replace(self.served.card, root=root)
+        self.served = replace(self.served, card=card)
 
     def card(self, name: str | None) -> ModelCard:
         """The model of a name, or one of its adapters; no name means the model. RequestError for others."""

@@ -76,6 +76,8 @@ class ResponsesForm(Form):
 
     def so_far(self) -> ResponseAnswer:
         """The response while it is being made."""
+        if self.job.cancelled:
+            return self.body("cancelled")
         return self.body("in_progress" if self.has_begun else "queued")
 
     def body(self, status: Status = "in_progress", error: dict[str, Any] | None = None) -> ResponseAnswer:

@@ -78,18 +78,25 @@ class ChoiceReader:
         self._form, self._thought = form, thought
         self._reader = AnswerReader(form, thought)
         self._ids: list[str] = []
+        self._broke_off = False
 
     @property
     def has_called(self) -> bool:
-        return bool(self._ids)
+        """Whether there are calls, all of them whole."""
+        return bool(self._ids) and not self._broke_off
 
     def whole(self, text: str) -> Told:
         """Of the whole text at once, its calls with the ids of the streamed ones."""
-        return self._told(list(AnswerReader(self._form, self._thought).feed(text, last=True)), whole=True)
+        return self._read(AnswerReader(self._form, self._thought), text, last=True, whole=True)
 
     def piece(self, text: str, *, last: bool) -> Told:
         """Of the next piece, in the form of a stream's deltas."""
-        return self._told(list(self._reader.feed(text, last=last)), whole=False)
+        return self._read(self._reader, text, last=last, whole=False)
+
+    def _read(self, reader: AnswerReader, text: str, *, last: bool, whole: bool) -> Told:
+        events = list(reader.feed(text, last=last))
+        self._broke_off = reader.broke_off
+        return self._told(events, whole=whole)
 
     def _told(self, events: Sequence[Event], *, whole: bool) -> Told:
         told, parts = Told(text="".join(event.text for event in events)), dict[int, list[Event]]()

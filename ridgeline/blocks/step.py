@@ -170,6 +170,14 @@ class Prefixed(Protocol):
     def group_heads(self) -> int: ...
 
 
+@runtime_checkable
+class Attending(Protocol):
+    """A block whose attention one of several ways serves. way: which, and why, once it is bound."""
+
+    @property
+    def way(self) -> tuple[str, str]: ...
+
+
 class Block(Protocol):
     """A block's module. It owns its norm and its residual: what comes in goes on through it."""
 

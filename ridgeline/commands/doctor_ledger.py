@@ -16,7 +16,7 @@ class Part:
 
     def lines(self, depth: int = 0) -> Iterator[str]:
         """A line for each part, two characters further in at each level."""
-        yield f"{'  ' * depth}  {self.seconds:6.2f} s  {self.name}"
+        yield f"{'  ' * depth}  {round(self.seconds, 2) + 0.0:6.2f} s  {self.name}"  # no -0.00
         for part in self.inside:
             yield from part.lines(depth + 1)
 

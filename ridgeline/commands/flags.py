@@ -40,6 +40,14 @@ seconds = positive(float)
 target = positive(parse_target)
 
 
+def seed(text: str) -> int:
+    """A whole number of 64 bits with its sign."""
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of 64 bits")
+    return value
+
+
 def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser, what: str,
            names: Iterable[str]) -> None:
     """ConfigError for the first of these flags that was given though `what` leaves it without effect."""
@@ -233,7 +241,7 @@ def _add_machine_flags(group: argparse._ActionsContainer) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
     )
     group.add_argument("--threads", type=count, metavar="N", help="compute threads")
-    group.add_argument("--seed", type=int, default=0, help="of requests that bring no seed (0)")
+    group.add_argument("--seed", type=seed, default=0, help="of requests that bring no seed (0)")
     group.add_argument("--deterministic", action="store_true",
                        help="the same request gives the same logits to the bit, alone or beside others, in "
                        "chunks or whole, from the cache or computed; slower")
@@ -266,8 +274,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError("--trace-texts does nothing alone: say where to by --trace-file")
     if config.speculate is None and config.speculate_max != EngineConfig().speculate_max:
         raise ConfigError("--speculate-max does nothing alone: choose what drafts by --speculate")
-    if config.revision is not None and config.model is not None and Path(config.model).expanduser().exists():
-        raise ConfigError(f"--revision belongs to a Hub id, and {config.model} is on this disk: leave it out")
+    if not config.cache and not config.prefix_caching:
+        raise ConfigError("--no-prefix-caching does nothing beside --no-cache: leave it out")
+    if config.revision is not None and (config.model is None or Path(config.model).expanduser().exists()):
+        what = f"{config.model} is on this disk" if config.model else "no model is named"
+        raise ConfigError(f"--revision belongs to a Hub id, and {what}: leave it out")
     return config
 
 
@@ -290,6 +301,7 @@ def config_argv(path: str, parser: argparse.ArgumentParser) -> list[str]:
         f"flag in {path}", {name: a for name, a in actions.items() if a.dest not in ("help", "config")}
     )
     words: list[str] = []
+    model: list[str] = []
     names: set[str] = set()
     for key, value in _pairs(path):
         name = str(key).replace("_", "-")
@@ -297,18 +309,24 @@ def config_argv(path: str, parser: argparse.ArgumentParser) -> list[str]:
             raise ConfigError(f"--config {path}: {name} stands there twice")
         names.add(name)
         if name == "model":
-            words.append(str(value))
+            model = _items(name, value, path, several=False)
         else:
             words += _words(f"--{name}", known[name], value, path)
-    return words
+    return [*words, *(["--", *model] if model else [])]
 
 
 def _pairs(path: str) -> list[tuple[Any, Any]]:
-    """The names and values of a YAML file, twice where they stand twice."""
+    """The names and values of a YAML file, twice where they stand twice; numbers and dates as they are
+    written: YAML would read the name 1.10 as 1.1, and the key 0123 as 83."""
     import yaml  # type: ignore[import-untyped]
 
+    class AsWritten(yaml.SafeLoader):
+        pass
+
+    for tag in ("int", "float", "timestamp"):
+        AsWritten.add_constructor(f"tag:yaml.org,2002:{tag}", AsWritten.construct_yaml_str)
     try:
-        loader = yaml.SafeLoader(Path(path).read_text())
+        loader = AsWritten(Path(path).read_text())
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             return [(loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
@@ -323,7 +341,13 @@ def _words(flag: str, action: argparse.Action, value: Any, path: str) -> list[st
         if not isinstance(value, bool):
             raise ConfigError(f"--config {path}: {flag} is a switch, write true or false")
         return [flag] if value else []
-    items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, list | dict | bool | None) for item in items):
-        raise ConfigError(f"--config {path}: {flag} cannot be {value!r}")
-    return [f"{flag}={item}" for item in items]
+    several = isinstance(action, argparse._AppendAction)
+    return [f"{flag}={item}" for item in _items(flag, value, path, several=several)]
+
+
+def _items(name: str, value: Any, path: str, *, several: bool) -> list[str]:
+    """The texts of a value, which may be a list only where a flag may be given several times."""
+    items = value if several and isinstance(value, list) else [value]
+    if not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"--config {path}: {name} cannot be {value!r}")
+    return items

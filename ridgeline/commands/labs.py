@@ -2,12 +2,14 @@
 
 import argparse
 
+from ridgeline.commands.flags import word
+
 HELP = "pages that compute what serving costs, on this machine and without a model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
+        "--host", type=word, default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
     )
     parser.add_argument("--port", type=int, default=8080, help="0 takes a free one (8080)")
 

@@ -30,7 +30,7 @@ HELP = "serve a model over an OpenAI-compatible HTTP API"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
+        "--host", type=word, default="127.0.0.1", help="address to listen on (127.0.0.1); 0.0.0.0 for all"
     )
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     group.add_argument("--served-model-name", type=word, metavar="NAME", help="the model's name in the API")

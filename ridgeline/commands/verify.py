@@ -5,12 +5,17 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ridgeline.commands.flags import add_engine_flags, engine_config
+from ridgeline.commands.flags import add_engine_flags, engine_config, refuse
 
 if TYPE_CHECKING:
     from ridgeline.engine.alike import Finding
 
 HELP = "test a model on this machine: cached, batched, chunked, speculated and quantized against plain"
+
+# What verify settles itself: it schedules each way of its own, plain text and the base model alone.
+_SETTLED = ("policy", "ttft_s", "tpot_s", "overload", "prefix_caching", "cache", "kv_watermark_bytes",
+            "jump_ahead", "lora", "max_loras", "max_lora_rank", "trace_file", "trace_texts",
+            "tokenizer", "chat_template")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.engine.alike import FAIL
     from ridgeline.engine.verify import verify
 
+    refuse(args, args.parser, "verify", _SETTLED)
     config, clock = engine_config(args), WallClock()
     begun_s = clock.now()
 

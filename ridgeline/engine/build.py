@@ -262,8 +262,11 @@ def _adapters(
 def _prepare(
     executor: LocalExecutor | GpuExecutor, model: Model, config: EngineConfig, startup: Startup
 ) -> None:
-    """A GPU's kernels and graphs; what its steps run by is said."""
+    """A GPU's kernels and graphs; what steps run by is said."""
     if not isinstance(executor, GpuExecutor):
+        if model.ways:
+            names, reasons = (dict.fromkeys(words) for words in zip(*model.ways, strict=True))
+            startup.choose("attention", " and ".join(names), "; ".join(reasons))
         return
     with startup.phase("kernels"), told_when_slow("compiling the GPU kernels", shown=config.progress):
         executor.prepare()

@@ -41,6 +41,10 @@ def pressure_of(config: EngineConfig, capacity: Capacity, price: Price, device: 
     if config.kv_watermark_bytes < 0:
         raise ConfigError(f"kv_watermark_bytes is {config.kv_watermark_bytes}: set it to 0 or more")
     mark = config.kv_watermark_bytes
+    cache_bytes = capacity.num_pages * capacity.layout.page_bytes
+    if mark >= cache_bytes:
+        raise ConfigError(f"kv_watermark_bytes {format_bytes(mark)} leaves nothing of a KV cache of "
+                          f"{format_bytes(cache_bytes)}: set it to less")
     if not capacity.num_host_pages:
         return Pressure(watermark_bytes=mark)
     rate = startup.choose("host_link_bytes_per_s", round(measure_link(device)), "measured, there and back")

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import MIB
 from ridgeline.engine.ceilings import measure_ceilings
 from ridgeline.engine.machine import this_machine
@@ -159,6 +160,9 @@ def _together(measure: Callable[[Barrier], float]) -> float:
     try:
         with ThreadPoolExecutor(threads, "probe", torch.set_num_threads, (1,)) as pool:
             return sum(pool.map(measure, [start] * threads))
+    except BrokenBarrierError:
+        raise ConfigError(f"{threads} threads did not come together within {_PATIENCE_S:g} s on this "
+                          "machine: lower --threads") from None
     finally:
         torch.set_num_threads(threads)
 

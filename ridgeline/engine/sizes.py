@@ -12,6 +12,7 @@ from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.schedule.executor import Capacity
+from ridgeline.schedule.policies.table import step_tokens as policy_tokens
 from ridgeline.spec.cache import CacheLayout
 from ridgeline.spec.model import ModelSpec
 
@@ -82,7 +83,8 @@ def block_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
 
 def step_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
     """Tokens of a step when the config does not say, for a cache."""
-    return max(GPU_STEP_TOKENS if on_gpu else STEP_TOKENS, 2 * config.max_num_seqs)
+    usual = GPU_STEP_TOKENS if on_gpu else STEP_TOKENS
+    return max(usual, 2 * config.max_num_seqs, policy_tokens(config.policy))
 
 
 def decide_sizes(
@@ -180,13 +182,19 @@ def _cache_bytes(
 
 def _step_tokens(config: EngineConfig, max_model_len: int, on_gpu: bool, startup: Startup) -> int:
     name, given = "max_num_batched_tokens", config.max_num_batched_tokens
+    wanted = policy_tokens(config.policy)
     if given is not None:
+        if wanted > given:
+            raise ConfigError(f"policy {config.policy}: a step holds {given} tokens; set {name} to {wanted} "
+                              "at least, or leave it out")
         return startup.choose(name, given, "as given")
     if not config.cache:
         return startup.choose(
             name, max(max_model_len, config.max_num_seqs), "without a cache a step holds whole contexts"
         )
     tokens = step_tokens(config, on_gpu=on_gpu)
+    if tokens == wanted:
+        return startup.choose(name, tokens, f"policy {config.policy}")
     if tokens == 2 * config.max_num_seqs:
         return startup.choose(name, tokens, "half of it for prompts while every sequence decodes")
     return startup.choose(name, tokens, "large enough for fast prefill, short enough for steady streams")

@@ -12,6 +12,7 @@ from torch import Tensor
 from ridgeline.adapters.stacked import AnySlots
 from ridgeline.base.errors import ConfigError
 from ridgeline.blocks.step import (
+    Attending,
     Block,
     CacheRegion,
     Capturable,
@@ -91,6 +92,11 @@ class Model:
         stateless = all(group.kind is not State for group in layout.groups)
         found = native() if self._embedding.on_cpu and not self._routed and stateless else None
         self._replay = Replay(found, self._modules) if found is not None else None
+
+    @property
+    def ways(self) -> tuple[tuple[str, str], ...]:
+        """What serves attention, and why, of all blocks that are bound."""
+        return tuple(dict.fromkeys(module.way for module in self._modules if isinstance(module, Attending)))
 
     def group_heads(self, group: int) -> int | None:
         """Query heads of a KV head, of all blocks that read shared prefixes of a cache group; None where they

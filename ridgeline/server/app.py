@@ -74,7 +74,7 @@ def build_app(
     _add_model(app, api)
     _add_operation(app, api, health, keys, rest)
     if rest is not None:
-        _add_rest(app, rest, api.served.limits)
+        _add_rest(app, api, rest)
     describe_bodies(app)
     app.router.routes.extend(pages)
     trees = {page.path.split("/")[1] for page in pages if isinstance(page, Route)}
@@ -186,6 +186,7 @@ def _add_model(app: FastAPI, api: OpenAI) -> None:
 
 
 def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: Rest | None) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["operation"])
     async def get_health() -> Response:
         """200 while the engine makes progress or was put to sleep, 503 when it is gone or stuck."""
@@ -194,12 +195,14 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: 
         trouble = health.trouble()
         return _state(trouble is None, trouble or "ok")
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """200 while new requests are taken; 503 during a shutdown and a sleep too."""
-        trouble = "shutting down" if api.admission.closed else health.trouble()
+        """200 while new requests are taken; 503 from the beginning of a shutdown or a sleep on, too."""
+        trouble = api.admission.shut or health.trouble()
         return _state(trouble is None, trouble or "ok")
 
+    @app.head("/ping", include_in_schema=False)
     @app.get("/ping", tags=["operation"])
     async def ping() -> Response:
         """200 while this process answers."""
@@ -229,7 +232,7 @@ def _add_operation(app: FastAPI, api: OpenAI, health: Health, keys: Keys, rest: 
         return _json(to_json({"version": version("ridgeline")}))
 
 
-def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
+def _add_rest(app: FastAPI, api: OpenAI, rest: Rest) -> None:
     @app.post("/sleep", tags=["operation"], dependencies=_ADMIN)
     async def sleep(request: Request) -> Response:
         """End what runs, then give back all memory of the cache and the weights; levels 1 and 2 are alike."""
@@ -254,8 +257,9 @@ def _add_rest(app: FastAPI, rest: Rest, limits: Limits) -> None:
     @app.post("/v1/ridgeline/reload", tags=["operation"], dependencies=_ADMIN)
     async def reload(request: Request) -> Response:
         """Serve the weights of another checkpoint of the same shape, {"path": ...}."""
+        limits = api.served.limits
         asked = parse(await _body(request, limits), Reload, limits)
-        await rest.reload(asked.path)
+        api.comes_from(await rest.reload(asked.path))
         return _json(to_json({"path": asked.path}))
 
 

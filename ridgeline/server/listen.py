@@ -48,6 +48,7 @@ async def listen(
     options = uvicorn.Config(
         app,
         http=HeadsProtocol,
+        ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",

@@ -57,12 +57,13 @@ class Rest:
             if self.state == ASLEEP:
                 await self._begin(self._config)
 
-    async def reload(self, path: str, drain_s: float = DRAIN_S) -> None:
-        """Serve the weights of another checkpoint of the same shape, from sleep too. RequestError 409 for
-        another shape, and 500 when they cannot be loaded: the old ones serve on in both."""
+    async def reload(self, path: str, drain_s: float = DRAIN_S) -> str:
+        """Serve the weights of another checkpoint of the same shape, from sleep too: where they came from.
+        RequestError 409 for another shape, and 500 when they cannot be loaded: the old ones serve on in both.
+        """
         async with self._one:
             config = replace(self._config, model=path, revision=None)
-            await asyncio.to_thread(self._check, config)
+            root = await asyncio.to_thread(self._check, config)
             if self.state != ASLEEP:
                 await self._end(LOADING, drain_s)
             self.state = LOADING
@@ -72,18 +73,21 @@ class Rest:
                 await self._begin(self._config)
                 raise RequestError(f"{error}; the weights before serve on", status=500) from None
             self._config = config
+            return root
 
-    def _check(self, config: EngineConfig) -> None:
+    def _check(self, config: EngineConfig) -> str:
         try:
-            found = open_model(config.model, load_format=config.load_format, overrides=config.hf_overrides,
-                               revision=None).spec
+            checkpoint = open_model(config.model, load_format=config.load_format,
+                                    overrides=config.hf_overrides, revision=None)
         except RidgelineError as error:
             raise RequestError(f"these weights cannot be loaded: {error}", param="path") from None
+        found = checkpoint.spec
         if not self._spec.same_shape(found):
             raise RequestError(
                 f"this checkpoint ({found.family}, {found.num_params:,} parameters) has another shape than "
                 f"what is served ({self._spec.family}, {self._spec.num_params:,}): start a server for it",
                 param="path", code="another_shape", status=409)
+        return str(checkpoint.path or checkpoint.name)
 
     async def _end(self, state: str, drain_s: float) -> None:
         self._admission.pause(f"the engine is {state}")

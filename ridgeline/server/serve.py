@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ridgeline.server")
 T = TypeVar("T")
+_DATES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 Pages = Callable[[], Sequence["BaseRoute"]]
 
 
@@ -98,6 +99,29 @@ def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
             f"{certfile} and {keyfile or 'the key in it'} cannot be served with ({error.reason or error}): "
             "both must be PEM, the key that of the certificate, and not encrypted"
         ) from None
+
+
+    if trouble := _outdated(context, certfile):
+        _LOG.warning("%s: %s; clients that look will not connect", certfile, trouble)
+
+
+def _outdated(serving: ssl.SSLContext, certfile: Path) -> str | None:
+    """What a client that trusts this certificate says of its dates, if anything."""
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname = False
+    asking.verify_flags = ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    asking.load_verify_locations(certfile)
+    here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client, server = asking.wrap_bio(here, there), serving.wrap_bio(there, here, server_side=True)
+    for _ in range(2):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_message if error.verify_code in _DATES else None
+    return None
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

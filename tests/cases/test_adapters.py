@@ -197,7 +197,7 @@ def test_what_cannot_be_loaded_is_refused_and_the_rest_goes_on(scene: Scene, tmp
         assert error["param"] == "lora_path" and words in error["message"], error
     path = {"lora_path": str(source)}
     for body in ({"lora_name": "base", **path}, {"lora_name": "a", **path}, {"lora_name": "", **path},
-                 {"lora_name": "x"}, {"lora_name": "x", "rank": 3, **path}):
+                 {"lora_name": "x\ny", **path}, {"lora_name": "x"}, {"lora_name": "x", "rank": 3, **path}):
         scene.server.refused(LOAD, body)
     scene.load("last", "c")
     error = scene.server.refused(LOAD, {"lora_name": "more", "lora_path": str(source)})

@@ -51,6 +51,16 @@ def test_c22_streamed_deltas_join_to_the_call(server: Server, choice: Any, tempe
     assert not "".join(c["delta"].get("content") or "" for c in choices)
 
 
+def test_a_stop_string_within_a_call_ends_it_as_a_text(server: Server) -> None:
+    """And not as a call to make: its arguments are no JSON."""
+    body = ask(tool_choice=NAMED, stop='"city"')
+    whole = server.chat(**body)["choices"][0]
+    events = server.events("/v1/chat/completions", body)
+    streamed = [choice["finish_reason"] for event in events for choice in event["choices"]][-1]
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"].strip() == "{"
+    assert (whole["finish_reason"], whole["stop_reason"], streamed) == ("stop", '"city"', "stop")
+
+
 def test_openais_client_reads_both(server: Server) -> None:
     client: Any = server.openai()
     body = ask(model=client.models.list().data[0].id, tool_choice="required")

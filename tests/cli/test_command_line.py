@@ -107,12 +107,12 @@ def test_every_flag_explains_itself() -> None:
 def test_flags_become_the_engines_settings() -> None:
     config = engine_config(build_parser().parse_args([
         "serve", "some/model", "--kv-cache-bytes", "2GiB", "--max-model-len", "32k", "--no-prefix-caching",
-        "--no-cache", "--hf-overrides", '{"rope_scaling": null}', "--no-progress", "--threads", "3",
+        "--hf-overrides", '{"rope_scaling": null}', "--no-progress", "--threads", "3",
     ]))  # fmt: skip
     assert (
         config.model == "some/model" and config.kv_cache_bytes == 2 * 2**30 and config.max_model_len == 32768
     )
-    assert not config.prefix_caching and not config.cache and not config.progress and config.threads == 3
+    assert not config.prefix_caching and not config.progress and config.threads == 3
     assert config.hf_overrides == {"rope_scaling": None}
     assert engine_config(build_parser().parse_args(["serve"])) == EngineConfig(), "doctor tells these"
 
@@ -146,7 +146,8 @@ def test_a_flag_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(("words", "says"), [
     (["--trace-texts"], "--trace-file"), (["--speculate-max", "2"], "--speculate"),
     ([str(Path(__file__)), "--revision", "main"], "--revision"), (["--ssl-keyfile", "x"], "--ssl-certfile"),
-    (["--max-nesting", "129"], "128"),
+    (["--max-nesting", "129"], "128"), (["--revision", "main"], "no model is named"),
+    (["--no-cache", "--no-prefix-caching"], "--no-prefix-caching"),
 ])  # fmt: skip
 def test_a_flag_that_would_do_nothing_is_refused(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
@@ -181,6 +182,14 @@ def test_the_file_gives_flags_and_the_command_line_wins(
     assert _parsed(tmp_path, text, ["--api-key", "c"], monkeypatch).api_key == ["c"], "no sum of two lists"
 
 
+def test_the_file_gives_texts_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """YAML alone would read the numbers 3.1, 83 and 2.0 here."""
+    text = "model: 3.10\napi-key: [0123, 1_000]\nserved-model-name: 2.00\nseed: -7\n"
+    args = _parsed(tmp_path, text, ["--port", "10"], monkeypatch)
+    assert (args.model, args.api_key, args.served_model_name) == ("3.10", ["0123", "1_000"], "2.00")
+    assert args.seed == -7 and args.port == 10
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -192,6 +201,9 @@ def test_the_file_gives_flags_and_the_command_line_wins(
         ("no-cache: 5", "true or false"),
         ("port: true", "cannot be"),
         ("port: {a: 1}", "cannot be"),
+        ("port: [1, 2]", "cannot be"),
+        ("model:", "model cannot be"),
+        ("model: [a]", "model cannot be"),
         ("- a\n- b", "expected lines"),
         ("a: [", "while parsing"),
     ],
@@ -208,7 +220,8 @@ def test_mistakes_in_the_file_are_errors(
 
 @pytest.mark.parametrize("words, says", [
     (["--allowed-origin", "chat.example"], "https://chat.example"), (["--served-model-name", ""], "is empty"),
-    (["--allowed-origin", "https://chat.example/"], "https://chat.example"),
+    (["--allowed-origin", "https://chat.example/"], "https://chat.example"), (["--host", ""], "is empty"),
+    (["--seed", str(2**63)], "64 bits"),
 ])  # fmt: skip
 def test_values_that_no_client_could_meet_are_errors(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -70,6 +70,7 @@ def test_doctor_accounts_for_the_start(tiny: str) -> None:
     done = _run("doctor", tiny, "--load-format", "dummy", "--no-progress")
     assert done.returncode == 0, done.stderr
     assert "isa" in done.stdout and "chosen" in done.stdout and "threads = " in done.stdout
+    assert "  attention = C kernel: " in done.stdout or "  attention = torch: no C compiler" in done.stdout
     assert "  profile = " in done.stdout and "floor      one sequence reads" in done.stdout
     assert "given      model = " in done.stdout and "load_format = dummy" in done.stdout
     rows = [line.split(" s  ") for line in done.stdout.partition("\nstart\n")[2].splitlines()]

@@ -32,6 +32,13 @@ def test_what_is_asked_for() -> None:
             decide(**config)  # type: ignore[arg-type]
 
 
+def test_a_mark_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leaves nothing of a KV cache of 999 kB"):
+        build_engine(EngineConfig(
+            model=str(tiny_folder(tmp_path)), load_format="dummy", device="cpu", threads=1, progress=False,
+            kv_cache_bytes=1_000_000, kv_watermark_bytes=1_000_000))
+
+
 def test_an_engine_with_host_memory(tmp_path: Path) -> None:
     """From the flag to the executor's arena and the scheduler's numbers."""
     config = EngineConfig(model=str(tiny_folder(tmp_path)), load_format="dummy", device="cpu", threads=1,

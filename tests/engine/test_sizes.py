@@ -89,6 +89,11 @@ def test_steps_without_a_cache_and_with_many_sequences() -> None:
     """The naive path computes whole contexts; prompts find room beside every sequence's token."""
     assert decide(cache=False, max_model_len=4096)[0].max_num_batched_tokens == 4096
     assert decide(max_num_seqs=800)[0].max_num_batched_tokens == 1600
+    sizes, startup = decide(policy="chunked:1024")
+    assert startup.choices["max_num_batched_tokens"] == (sizes.max_num_batched_tokens, "policy chunked:1024")
+    assert sizes.max_num_batched_tokens == 1024
+    with pytest.raises(ConfigError, match="chunked:97: a step holds 96 tokens; set max_num_batch"):
+        decide(policy="chunked:97", max_num_batched_tokens=96)
 
 
 @pytest.mark.parametrize("config", [

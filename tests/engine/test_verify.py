@@ -83,6 +83,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert said["ok"] is False and [one["verdict"] for one in said["findings"]] == [OK, FAIL]
     found.pop()
     assert main(["verify", "some", "--json"]) == 0
+    for idle in (["--policy", "fair"], ["--no-prefix-caching"], ["--lora", "a=b"], ["--trace-file", "x"]):
+        assert main(["verify", "some", *idle]) == 2
+        assert f"verify takes no {idle[0]}: leave it out" in capsys.readouterr().err
 
 
 def said(*places: tuple[int, float, int, float]) -> Said:

@@ -83,6 +83,15 @@ def test_a_call_that_must_come_is_never_text(form: CallFormat) -> None:
     assert read(form, [whole[:9]])[0] == whole[:9], "one that may come is what was written"
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL])
+def test_a_call_that_breaks_off_is_known(form: CallFormat) -> None:
+    text = written(form, [("f", {}), ("f", {"a": {"b": 1}})])
+    for end, broke_off in ((0, False), (text.index("}") + 1, False), (text.rindex("1"), True), (None, False)):
+        reader = CallReader(form)
+        list(reader.feed(text[:end]))
+        assert reader.broke_off is broke_off
+
+
 @settings(max_examples=30, deadline=None)
 @given(name=st.sampled_from(sorted(FORMATS)), calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=8))
 def test_whatever_is_written_is_read_back_in_any_pieces(name: str, calls: list[Any], cuts: list[int]) -> None:

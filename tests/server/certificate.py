@@ -17,14 +17,14 @@ COMMON_NAME, ALT_NAME = bytes.fromhex("0603550403"), bytes.fromhex("0603551d11")
 Point = tuple[int, int] | None
 
 
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """(certificate, key), both PEM."""
+def write_certificate(folder: Path, *, since: str = "200101", until: str = "491231") -> tuple[Path, Path]:
+    """(certificate, key), both PEM. since, until: days, YYMMDD."""
     secret = 1 + secrets.randbelow(N - 1)
     point = _times(secret, G)
     assert point is not None
     public = b"\x04" + point[0].to_bytes(32, "big") + point[1].to_bytes(32, "big")
     name = _seq(_tlv(0x31, _seq(COMMON_NAME, _tlv(0x0C, b"ridgeline test"))))
-    dates = _seq(_tlv(0x17, b"200101000000Z"), _tlv(0x17, b"491231235959Z"))
+    dates = _seq(*(_tlv(0x17, f"{day}000000Z".encode()) for day in (since, until)))
     alternatives = _seq(_tlv(0x82, b"localhost"), _tlv(0x87, bytes([127, 0, 0, 1])))
     told = _seq(
         _tlv(0xA0, _integer(2)), _integer(1 + secrets.randbelow(2**63)), _seq(ECDSA_SHA256), name, dates,

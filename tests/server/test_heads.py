@@ -1,4 +1,5 @@
-"""Protects the number of open connections: whoever never finishes a head is cut off, and nobody else."""
+"""Protects the number of open connections, and the memory: whoever never finishes a head is cut off, and
+nobody else."""
 
 import asyncio
 import contextlib
@@ -10,7 +11,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from ridgeline.server.heads import HeadsProtocol
+from ridgeline.server.heads import HEAD_BYTES, HeadsProtocol
 
 pytestmark = pytest.mark.anyio
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n"
@@ -52,6 +53,19 @@ async def test_a_head_that_does_not_end_is_given_up() -> None:
 
 async def test_an_answer_that_takes_long_is_waited_for() -> None:
     assert (await _exchange(HEAD, b"\r\n")).startswith(b"HTTP/1.1 204")
+
+
+@pytest.mark.parametrize("begin", [HEAD + b"x: ", b"GET /", HEAD + b"x: y\r\n" * 9999])
+async def test_a_head_that_goes_on_and_on_is_refused(begin: bytes) -> None:
+    said = await _exchange(begin, b"a" * HEAD_BYTES)
+    assert said.startswith(b"HTTP/1.1 431 ") and b'"head_too_large"' in said
+
+
+async def test_chunks_may_be_many_and_nothing_behind_them_long() -> None:
+    begin = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"1\r\na\r\n" * (HEAD_BYTES // 4)
+    assert (await _exchange(begin, chunks, chunks, b"0\r\n\r\n")).startswith(b"HTTP/1.1 204")
+    assert await _exchange(begin, b"0\r\nx: ", b"a" * HEAD_BYTES, b"a") == b"", "no words within an answer"
 
 
 async def test_what_is_no_http_is_told_so() -> None:

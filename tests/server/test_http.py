@@ -280,7 +280,8 @@ async def test_health_tells_progress_and_death_apart() -> None:
 async def test_ready_says_no_while_shutting_down_and_health_does_not() -> None:
     app, api, _ = _app()
     api.admission.close()
-    assert (await call(app, "GET", "/ready")).status == 503
-    assert (await call(app, "GET", "/health")).status == 200
+    for method in ("GET", "HEAD"):
+        assert (await call(app, method, "/ready")).status == 503
+        assert (await call(app, method, "/health")).status == (await call(app, method, "/ping")).status == 200
     got = await call(app, "POST", "/v1/chat/completions", STREAM)
     assert got.status == 503 and got.headers["retry-after"]

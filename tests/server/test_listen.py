@@ -177,6 +177,17 @@ async def test_a_budget_that_no_token_ends_is_refused_at_the_start() -> None:
         await listen(running, settings, (), listener, asyncio.Event())
 
 
+@pytest.mark.parametrize(("since", "until", "says"), [
+    ("200101", "210101", "expired"), ("490101", "491231", "not yet valid"), ("200101", "491231", ""),
+])  # fmt: skip
+def test_a_certificate_out_of_its_time_is_said(
+    since: str, until: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = write_certificate(tmp_path, since=since, until=until)
+    check_certificate(certificate, key)
+    assert says in caplog.text and bool(caplog.text) is bool(says)
+
+
 def test_wrong_certificates_are_told_at_the_start(tmp_path: Path) -> None:
     """Before anything is loaded, in one line that names the file."""
     certificate, key = write_certificate(tmp_path)

@@ -332,8 +332,9 @@ async def test_a_background_response_is_there_before_its_first_token() -> None:
     asked = await _whole(responses, background=True, max_output_tokens=5)
     assert (asked["status"], asked["output"], asked["background"]) == ("queued", [], True)
     followed = responses.follow(asked["id"], Caller())
-    for _ in range(MOST_AT_WORK - 1):
-        await _whole(responses, background=True)
+    others = [await _whole(responses, background=True) for _ in range(MOST_AT_WORK - 1)]
+    responses.cancel(others[0]["id"], Caller())
+    assert json.loads(responses.retrieve(others[0]["id"], Caller()))["status"] == "cancelled", "at once"
     with pytest.raises(RequestError) as refusal:
         await _whole(responses, background=True)
     assert refusal.value.status == 429 and refusal.value.code == "too_many_responses"

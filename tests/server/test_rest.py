@@ -90,6 +90,9 @@ async def test_asleep_and_awake_again(folder: Path) -> None:
     assert (health.status, health.json, ready.status) == (200, {"status": "asleep"}, 503)
     got = await call(setting.app, "POST", "/v1/chat/completions", CHAT)
     assert got.status == 503 and got.json["error"]["code"] == "sleeping" and int(got.headers["retry-after"])
+    loading = b'{"lora_name": "a", "lora_path": "/a"}'
+    got = await call(setting.app, "POST", "/v1/load_lora_adapter", loading)
+    assert got.json["error"]["code"] == "sleeping"
     assert await setting.status("POST", "/sleep") == 200  # again
     assert [await setting.status("POST", "/wake_up") for _ in range(2)] == [200, 200]
     assert setting.started == [str(folder)]
@@ -109,6 +112,7 @@ async def test_what_runs_is_waited_for(folder: Path) -> None:
     sleeping = asyncio.create_task(setting.rest.sleep())
     await asyncio.sleep(0.01)
     assert not sleeping.done() and await setting.status("POST", "/v1/chat/completions", CHAT) == 503
+    assert [await setting.status("GET", path) for path in ("/ready", "/health")] == [503, 200]
     setting.engine.gate.set()
     await sleeping
     assert await running == 200 and setting.rest.state == "asleep"
@@ -127,7 +131,11 @@ async def test_other_weights(folder: Path, tmp_path: Path) -> None:
         body = json.dumps({"path": str(paths.get(name, name))}).encode()
         return await call(setting.app, "POST", "/v1/ridgeline/reload", body)
 
-    assert (await reload("next")).status == 200
+    async def root() -> str:
+        got = await call(setting.app, "GET", "/v1/models")
+        return got.json["data"][0]["root"]
+
+    assert (await reload("next")).status == 200 and await root() == str(paths["next"])
     wide = await reload("wide")
     assert wide.status == 409 and wide.json["error"]["code"] == "another_shape"
     assert (await reload("nowhere")).status == 400 and setting.started == [str(paths["next"])]
@@ -135,6 +143,7 @@ async def test_other_weights(folder: Path, tmp_path: Path) -> None:
     broken = await reload("broken")
     assert broken.status == 500 and "the weights before serve on" in broken.json["error"]["message"]
     assert setting.started[1:] == [str(paths["broken"]), str(paths["next"])]
+    assert await root() == str(paths["next"])
     assert await setting.status("POST", "/v1/chat/completions", CHAT) == 200
     await setting.rest.sleep()
     assert (await reload("next")).status == 200  # from sleep too

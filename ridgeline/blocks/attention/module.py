@@ -21,7 +21,7 @@ from ridgeline.blocks.parts import Parts
 from ridgeline.blocks.rowwise import rowwise
 from ridgeline.blocks.step import CacheRegion, Step
 from ridgeline.kernels.cpu.attention import TokenRows, fits, fused_attention, runs_of
-from ridgeline.kernels.cpu.native import Native, native
+from ridgeline.kernels.cpu.native import Native, native, why_none
 from ridgeline.kernels.cpu.tape import run_tokens
 
 
@@ -61,6 +61,7 @@ class Attention:
         sinks_M = parts.tensor("sinks") if spec.sinks else None
         self._scoring = Scoring(scale=spec.scale, softcap=spec.softcap, sinks_M=sinks_M)
         self._native: Native | None = None
+        self.way = ("", "")
         self._norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
         self._qk_norm_ND: Tensor | None = None
         if spec.qk_norm:
@@ -76,6 +77,13 @@ class Attention:
         plain = self._spec.softcap is None and not self._spec.v_norm
         fit = plain and fits(self._entries, self._dtype)
         self._native = native() if fit else None
+        self.way = ("torch", why_none())
+        if self._native is not None:
+            self.way = ("C kernel", self._native.isa)
+        elif not plain:
+            self.way = ("torch", "the C kernel has no softcap and no norm of values")
+        elif not fit:
+            self.way = ("torch", "the C kernel takes float32 activations, blocks and heads of multiples of 8")
 
     def share_key(self) -> Hashable:
         spec = self._spec

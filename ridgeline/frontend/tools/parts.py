@@ -20,6 +20,11 @@ class AnswerReader:
         self._thoughts = None if thought is None else ThoughtReader(inside=thought)
         self._calls = None if form is None else CallReader(form)
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether it ends, as far as it has come, within a call's arguments."""
+        return self._calls is not None and self._calls.broke_off
+
     def feed(self, text: str, *, last: bool) -> Iterator[Event]:
         """Of the next piece; last: nothing comes behind it."""
         for event in self._thoughtful(text, last=last):
@@ -69,7 +74,8 @@ class PartReader:
 
     @property
     def has_called(self) -> bool:
-        return any(part.kind == "call" for part in self.parts)
+        """Whether there are calls, all of them whole."""
+        return any(part.kind == "call" for part in self.parts) and not self._reader.broke_off
 
     def feed(self, text: str, *, last: bool) -> Iterator[PartNews]:
         """What the next piece brings; last: nothing comes behind it."""

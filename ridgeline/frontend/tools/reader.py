@@ -119,6 +119,11 @@ class CallReader:
         self._state = self._maybe_bare if not form.opener else self._text
         self.num_calls = 0
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether the text ends, as far as it has come, within a call's arguments."""
+        return self._object is not None and not self._object.arguments_done
+
     def feed(self, piece: str) -> Iterator[Event]:
         for letter in piece:
             yield from self._state(letter)

@@ -47,6 +47,12 @@ def takes_priority(text: str) -> bool:
     return text.partition(":")[0] in _BY_PRIORITY
 
 
+def step_tokens(text: str) -> int:
+    """The tokens of a step that the policy so written asks for; 0 where it asks for none."""
+    name, _, setting = text.partition(":")
+    return _tokens(setting) if name in _SETTINGS else 0
+
+
 def _tokens(setting: str) -> int:
     if not setting.isdecimal() or int(setting) < 1:
         raise ConfigError(f"the policy 'chunked' takes tokens of a step, at least 1: {setting!r} is not that")
