@@ -50,6 +50,9 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
     for place, keyword in _rounded(schema, "#"):
         raise _refused(param, f"{keyword!r} at {place} holds a whole number that is too large: answers would "
                               "be held to another one")
+    for place, keyword in _loose(schema, "#"):
+        raise _refused(param, f"{keyword!r} at {place} is the whole part of the other bound, and answers "
+                              "could be that number: set the other bound to a whole number")
     for place, named in _too_few_named(schema, "#"):
         raise _refused(param, f"the keyword 'minProperties' at {place} is enforced up to {named + 1}, one "
                               "more than 'required' names: beyond, an answer could count a name twice")
@@ -213,6 +216,33 @@ def _rounded(schema: Any, place: str) -> Iterator[tuple[str, str]]:
                 less = keyword in (_UPPER if _held(value) < value else _LOWER)
                 if _held(value) != value and not (whole and less):
                     yield where, keyword
+
+
+def _loose(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each exclusive bound, a whole number n, that a grammar takes for an inclusive one:
+    where the other bound is a fraction with n before its point."""
+    for part, where in _parts(schema, place):
+        bounds = list(_bounds(part))
+        for keyword, value in bounds:
+            others = _UPPER if keyword == "exclusiveMinimum" else _LOWER
+            beside = (bound for other, bound in bounds if other in others)
+            if keyword.startswith("exclusive") and any(int(bound) == value != bound for bound in beside):
+                yield where, keyword
+
+
+def _bounds(part: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those that hold for the same number: of a schema, and of what it combines."""
+    for keyword in (*_UPPER, *_LOWER):
+        value = part.get(keyword)
+        if value is True:  # as before draft 6
+            value = part.get(keyword.removeprefix("exclusive").lower())
+        if isinstance(value, int | float) and abs(value) < 2**63:
+            yield keyword, value
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        beside = part.get(keyword)
+        for one in beside if isinstance(beside, list) else ():
+            if isinstance(one, Mapping):
+                yield from _bounds(one)
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

@@ -33,6 +33,8 @@ def test_a_keyword_that_is_not_enforced_is_refused(schema: dict, keyword: str, p
     {"type": "object", "properties": {"uniqueItems": {"type": "string", "title": "not"}}},
     {"type": "object", "required": ["not"], "patternProperties": {"^not$": {"type": "integer"}}},
     {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},  # beyond 64 bits, but less is allowed
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"exclusiveMinimum": 0.5, "maximum": 0.6},
 ])  # fmt: skip
 def test_the_same_words_as_values_or_names_are_not_keywords(schema: dict) -> None:
     assert structure.json_schema(schema)
@@ -56,6 +58,8 @@ def test_what_no_text_can_match_is_refused(schema: object, part: str) -> None:
     ({"items": {"required": ["a", "a"], "minProperties": 3}}, "'minProperties' at #/items is enforced up to"),
     ({"properties": {"a": {"enum": ["b", {"\x01": 1}]}}}, "'enum' at #/properties/a holds"),
     ({"type": "integer", "maximum": 2**53 + 3}, "'maximum' at # holds"),  # as a double it is one more
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "'exclusiveMinimum' at # is the whole part"),
+    ({"allOf": [{"minimum": -3.5}, {"exclusiveMaximum": -3}]}, "'exclusiveMaximum' at # is the whole part"),
     ({"items": [{"minimum": 10**19}]}, "'minimum' at #/items/0 holds"), ({"const": [2**63 + 1]}, "'const'"),
     ({"const": "\\ \x1f"}, "'const' at # holds"), ({"enum": [1, "\x7f"]}, "'enum' at # holds"),
 ])  # fmt: skip
