@@ -11,7 +11,7 @@ from ridgeline.api.answers import to_json
 from ridgeline.api.errors import renamed, unsupported
 from ridgeline.api.form import Form
 from ridgeline.api.job import Job
-from ridgeline.api.messages_form import MessagesForm
+from ridgeline.api.messages_form import NAMES, MessagesForm
 from ridgeline.api.messages_types import (
     Asking,
     CountAnswer,
@@ -31,11 +31,6 @@ from ridgeline.base.errors import RequestError, invalid_value
 from ridgeline.frontend.tools.thinking import Tags
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_NAMES = {  # a chat's field: what it is called here
-    ".function.parameters": ".input_schema", ".function": "", "response_format": "output_config.format",
-    "thinking_budget": "thinking.budget_tokens", "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-}  # fmt: skip
 
 
 class Messages:
@@ -60,7 +55,7 @@ class Messages:
                 chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
                 return await api.answer(chat, clock, form, len(body))
             except RequestError as error:
-                raise renamed(error, _NAMES) from None
+                raise renamed(error, NAMES) from None
 
     async def count_tokens(self, body: bytes) -> bytes:
         """POST /v1/messages/count_tokens: the length of the prompt that `create` would send."""
@@ -68,7 +63,7 @@ class Messages:
         try:
             asked = await self._api.asked(self._chat(request), len(body))
         except RequestError as error:
-            raise renamed(error, _NAMES) from None
+            raise renamed(error, NAMES) from None
         return to_json(CountAnswer(input_tokens=len(asked.prompt.token_ids)))
 
     def _chat(self, request: Asking) -> ChatRequest:

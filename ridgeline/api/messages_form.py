@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.api.answers import to_json
-from ridgeline.api.errors import anthropic_body
+from ridgeline.api.errors import anthropic_body, renamed
 from ridgeline.api.form import Form
 from ridgeline.api.job import Job
 from ridgeline.api.messages_types import AnswerBlock, MessageAnswer, MessageUsage
@@ -17,6 +17,11 @@ from ridgeline.base.errors import RequestError
 from ridgeline.frontend.generation import Delta
 from ridgeline.frontend.tools.parts import AnswerReader, Part, PartNews, PartReader
 
+NAMES = {  # a chat's field: what it is called here
+    ".function.parameters": ".input_schema", ".function": "", "response_format": "output_config.format",
+    "thinking_budget": "thinking.budget_tokens", "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+}  # fmt: skip
 _DELTAS = {"thought": ("thinking_delta", "thinking"), "text": ("text_delta", "text"),
            "call": ("input_json_delta", "partial_json")}  # fmt: skip
 
@@ -49,7 +54,7 @@ class MessagesForm(Form):
         return _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
 
     def failure(self, error: RequestError) -> bytes:
-        return event(to_json(anthropic_body(error)), "error")
+        return event(to_json(anthropic_body(renamed(error, NAMES))), "error")
 
     def _message(self, content: list[AnswerBlock], reason: str | None, sequence: str | None) -> MessageAnswer:
         return MessageAnswer(

@@ -20,7 +20,7 @@ from ridgeline.api.admission import Admission
 from ridgeline.api.answers import CachedTokens, ModelCard, PromptUsage
 from ridgeline.api.chat import ChatForm
 from ridgeline.api.completions import CompletionForm
-from ridgeline.api.errors import as_request_error, unsupported
+from ridgeline.api.errors import as_request_error, renamed, unsupported
 from ridgeline.api.form import Form
 from ridgeline.api.job import Engine, Job, Piece, Push
 from ridgeline.api.outlet import Outlet
@@ -30,7 +30,7 @@ from ridgeline.api.prompts import Prompt, beside, chat_prompt, check_fits, compl
 from ridgeline.api.resume import Streams
 from ridgeline.api.served import Served
 from ridgeline.api.stream import Started
-from ridgeline.api.structured import grammar_of
+from ridgeline.api.structured import field_of, grammar_of
 from ridgeline.api.tools import ToolUse, tool_use
 from ridgeline.api.types import ChatRequest, CompletionRequest, Generate
 from ridgeline.base.clock import Clock
@@ -176,7 +176,7 @@ class OpenAI:
         if params.stop:
             self.served.text.need_tokenizer("stop")
         if params.grammar is not None:
-            self.served.text.need_tokenizer("response_format")
+            self.served.text.need_tokenizer(field_of(request))
         if request.priority and not self.served.takes_priority:
             raise unsupported(
                 "priority", "requests are taken as they come here; start with --policy priority or slo"
@@ -215,14 +215,17 @@ class OpenAI:
         return job, PromptUsage(prompt_tokens=num, total_tokens=num, prompt_tokens_details=cached)
 
     async def _reply(self, form: Form, request: Generate, clock: RequestClock) -> Reply:
-        if request.stream:
-            outlet = Outlet()
-            return await Started.of(self._events(form, clock, outlet), outlet)
-        await self.done(form.job, clock)
+        try:
+            if request.stream:
+                outlet = Outlet()
+                return await Started.of(self._events(form, request, clock, outlet), outlet)
+            await self.done(form.job, clock)
+        except RequestError as error:
+            raise renamed(error, {"grammar": field_of(request)}) from None
         return form.whole()
 
     async def _events(
-        self, form: Form, clock: RequestClock, outlet: Outlet
+        self, form: Form, request: Generate, clock: RequestClock, outlet: Outlet
     ) -> AsyncGenerator[bytes, None]:
         sent, push = False, Push(outlet=outlet, written=form.events, frame=form.frame)
         with self.admission.enter():
@@ -237,7 +240,7 @@ class OpenAI:
             except Exception as error:
                 if not sent:
                     raise
-                yield form.failure(as_request_error(error))
+                yield form.failure(renamed(as_request_error(error), {"grammar": field_of(request)}))
 
 
 def _priority(asked: int | None, least: int | None) -> int:

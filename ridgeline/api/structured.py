@@ -30,6 +30,12 @@ async def grammar_of(request: Generate) -> str | None:
     return await asyncio.to_thread(_grammar, param, value)
 
 
+def field_of(request: Generate) -> str:
+    """The field that asks for the grammar which the answer follows."""
+    asked = (name for name, value in _asked(request).items() if value is not None and value is not False)
+    return next(asked, "tools" if getattr(request, "tools", None) else "thinking_budget")
+
+
 def _asked(request: Generate) -> dict[str, Any]:
     """By the field's name, None where it asks for nothing."""
     plain = request.response_format == {"type": "text"}

@@ -24,12 +24,13 @@ _ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
     "writeOnly"))  # fmt: skip
 _ONE = frozenset(("additionalProperties", "items"))  # hold a schema
-_LIST = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))  # hold a list of them
+_LIST = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))  # hold a list of them; the last did
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # hold them by name
 _VALUES = frozenset((
     "type", "enum", "const", "$ref", "required", "minProperties", "maxProperties", "minItems", "maxItems",
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
     "exclusiveMaximum", "multipleOf"))  # fmt: skip
+_UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 _ENFORCED = _ONE | _LIST | _NAMED | _VALUES
 
 
@@ -46,6 +47,12 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
                               f"out. Enforced are {', '.join(sorted(_ENFORCED))}")
     for place, keyword in _unwritable(schema, "#"):
         raise _refused(param, f"{keyword!r} at {place} holds a control character that answers cannot spell")
+    for place, keyword in _rounded(schema, "#"):
+        raise _refused(param, f"{keyword!r} at {place} holds a whole number that is too large: answers would "
+                              "be held to another one")
+    for place, keyword in _loose(schema, "#"):
+        raise _refused(param, f"{keyword!r} at {place} is the whole part of the other bound, and answers "
+                              "could be that number: set the other bound to a whole number")
     for place, named in _too_few_named(schema, "#"):
         raise _refused(param, f"the keyword 'minProperties' at {place} is enforced up to {named + 1}, one "
                               "more than 'required' names: beyond, an answer could count a name twice")
@@ -55,7 +62,11 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
         raise _refused(param, f"the schema is {type(schema).__name__}, not an object")
     from llguidance import LLMatcher
 
-    return _checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_LAYOUT), param)
+    try:
+        made = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_LAYOUT)
+    except ValueError as error:  # a number that no double can hold
+        raise _refused(param, str(error)) from None
+    return _checked(made, param)
 
 
 def with_layout(schema: dict[str, Any]) -> dict[str, Any]:
@@ -158,11 +169,11 @@ def _parts(schema: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         return
     yield schema, place
     for keyword, value in schema.items():
-        if keyword in _ONE:
-            yield from _parts(value, f"{place}/{keyword}")
-        elif keyword in _LIST and isinstance(value, list):
+        if keyword in _LIST and isinstance(value, list):
             for index, part in enumerate(value):
                 yield from _parts(part, f"{place}/{keyword}/{index}")
+        elif keyword in _ONE:
+            yield from _parts(value, f"{place}/{keyword}")
         elif keyword in _NAMED and isinstance(value, Mapping):
             for name, part in value.items():
                 yield from _parts(part, f"{place}/{keyword}/{name}")
@@ -192,6 +203,60 @@ def _unwritable(schema: Any, place: str) -> Iterator[tuple[str, str]]:
             text = json.dumps(part.get(keyword), ensure_ascii=False).replace("\\\\", "")
             if "\\u00" in text or "\x7f" in text:
                 yield where, keyword
+
+
+def _rounded(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each whole number that a grammar takes for another one, but for bounds of integers
+    which allow less by that."""
+    for part, where in _parts(schema, place):
+        types = part.get("type")
+        whole = types == "integer" or (isinstance(types, list) and "number" not in types)
+        for keyword in ("const", "enum", "multipleOf", *_UPPER, *_LOWER):
+            for value in _whole_numbers(part.get(keyword)):
+                less = keyword in (_UPPER if _held(value) < value else _LOWER)
+                if _held(value) != value and not (whole and less):
+                    yield where, keyword
+
+
+def _loose(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(where, keyword) of each exclusive bound, a whole number n, that a grammar takes for an inclusive one:
+    where the other bound is a fraction with n before its point."""
+    for part, where in _parts(schema, place):
+        bounds = list(_bounds(part))
+        for keyword, value in bounds:
+            others = _UPPER if keyword == "exclusiveMinimum" else _LOWER
+            beside = (bound for other, bound in bounds if other in others)
+            if keyword.startswith("exclusive") and any(int(bound) == value != bound for bound in beside):
+                yield where, keyword
+
+
+def _bounds(part: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those that hold for the same number: of a schema, and of what it combines."""
+    for keyword in (*_UPPER, *_LOWER):
+        value = part.get(keyword)
+        if value is True:  # as before draft 6
+            value = part.get(keyword.removeprefix("exclusive").lower())
+        if isinstance(value, int | float) and abs(value) < 2**63:
+            yield keyword, value
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        beside = part.get(keyword)
+        for one in beside if isinstance(beside, list) else ():
+            if isinstance(one, Mapping):
+                yield from _bounds(one)
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """Those in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _whole_numbers(part)
+
+
+def _held(value: int) -> int:
+    """A whole number as a grammar holds it: as a double, and then in 64 bits."""
+    return min(max(int(float(min(max(value, -(2**64)), 2**64))), -(2**63)), 2**63 - 1)
 
 
 def _is_text(value: Any) -> bool:

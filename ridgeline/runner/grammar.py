@@ -274,7 +274,8 @@ class Grammars:
             return None
         with self._lock:  # whatever broke may be shared with its copies
             self._compiled.pop(row.grammar, None)
-        return f"{BROKEN}: {row.matcher.get_error()[:300]}"
+        why, _, _ = row.matcher.get_error().partition("\n")
+        return f"{BROKEN}: {why[:300]}"
 
     def force(self, number: int, position: int) -> list[int]:
         """What the row takes without sampling from `position` on, its next; [] where there is a choice."""

@@ -42,7 +42,9 @@ class Book:
 
     index: False keeps what was computed out of the prefix index (the naive path). ended: choices that ended
     since the last take_ended(). outputs: how long answers became. leases: numbers of ended requests whose
-    pages are pinned, by id. stops: [vocab_size] how many living choices end at an id.
+    pages are pinned, by id. elders: sequences that keep the prompt of a choice that has ended for siblings
+    which have yet to start, by id, while there is room. stops: [vocab_size] how many living choices end at an
+    id.
     """
 
     def __init__(self, *, rows: Rows, manager: Manager, policy: Policy, door: Door, index: bool,
@@ -56,6 +58,7 @@ class Book:
         self.requests: dict[int, Request] = {}
         self.stops = np.zeros(door.vocab_size, np.int32)
         self.leases: dict[str, int] = {}
+        self.elders: dict[str, int] = {}
         self._families: dict[str, list[Request]] = {}
         self._ended: list[Request] = []
         self._manager = manager
@@ -113,6 +116,7 @@ class Book:
         request.status = Status.RUNNING
         self.running.add(request)
         self.rows.join(request, computed)
+        self._settle_elder(request.id)
         self._policy.started(request)
 
     def age(self, request: Request) -> None:
@@ -149,8 +153,9 @@ class Book:
 
     def finish(self, request: Request, reason: Finish, now: float) -> None:
         """End a choice wherever it stands, free what it holds and let a sibling that waited for it go on."""
+        good = reason in (Finish.STOP, Finish.LENGTH)
         if request.row >= 0:
-            self._leave_row(request, lease=request.leases and reason in (Finish.STOP, Finish.LENGTH))
+            self._leave_row(request, lease=request.leases and good, lend=good)
         else:
             self.waits.end(request)
             if request.status is Status.WAITING:
@@ -166,8 +171,9 @@ class Book:
             del self._families[request.id]
         elif all(sibling.status is Status.PREPARING for sibling in family):
             self._wake(family[0])
+        self._settle_elder(request.id)
         self.counters.finished[reason] += 1
-        if reason in (Finish.STOP, Finish.LENGTH):
+        if good:
             self.outputs.observe(request.tenant, request.num_output)
         self._ended.append(request)
 
@@ -180,6 +186,14 @@ class Book:
         if request.away:
             self._manager.release(request.number)
             request.away = False
+
+    def drop_elders(self) -> bool:
+        """Others need the pages: siblings find what the prefix index has. False when there were none."""
+        for number in self.elders.values():
+            self._manager.release(number)
+        had = bool(self.elders)
+        self.elders.clear()
+        return had
 
     def prompt_computed(self, request: Request) -> None:
         """The siblings of `request` may start: they fork from it or find its blocks in the cache."""
@@ -211,7 +225,9 @@ class Book:
         for request in self.requests.values():
             stops[list(request.stop_token_ids)] += 1
         assert np.array_equal(stops, self.stops)
-        assert self._manager.num_seqs == len(running) + len(self.leases) + sum(r.away for r in queued)
+        assert self._manager.num_seqs == \
+            len(running) + len(self.leases) + len(self.elders) + sum(r.away for r in queued)
+        assert all(self._have_yet_to_start(one) for one in self.elders)
         assert not any(r.away for r in running + preparing)
         assert all((request.wait is None) == (request.row >= 0) for request in self.requests.values())
         assert sum(self.waits.counts.values()) == self.num_waiting
@@ -222,15 +238,36 @@ class Book:
         self.waits.begin(request, Wait.STEP, self.waits.now)
         self.queue.add(request)
 
-    def _leave_row(self, request: Request, keep: int = 0, *, lease: bool = False) -> None:
+    def _have_yet_to_start(self, request_id: str) -> bool:
+        """Whether a choice of this id may still fork from a sibling."""
+        return any(one.row < 0 and not one.num_output for one in self._families.get(request_id, ()))
+
+    def _settle_elder(self, request_id: str) -> None:
+        if request_id in self.elders and not self._have_yet_to_start(request_id):
+            self._manager.release(self.elders.pop(request_id))
+
+    def _lend(self, request: Request, computed: int) -> None:
+        """Keep its prompt, down to a part of a block, for the siblings that would fork from it."""
+        shared, elder = request.num_shared, ~request.number
+        if request.id in self.elders or not 0 < shared < computed:
+            return
+        if self._manager.fork(request.number, elder, shared) == shared:
+            self.elders[request.id] = elder
+        else:
+            self._manager.release(elder)
+
+    def _leave_row(self, request: Request, keep: int = 0, *, lease: bool = False, lend: bool = False) -> None:
         """Free row and pages; what it computed of its text may stay cached (a failed step's tokens never
         count as computed; drafts behind the text's end were, and are not of it). keep: positions that are to
-        wait in host memory. lease: all pages stay pinned."""
+        wait in host memory. lease: all pages stay pinned. lend: siblings that have yet to start share its
+        prompt."""
         computed = int(self.rows.computed[request.row])
         self.rows.leave(request)
         self._policy.leaves(request)
         if self._index:
             self._manager.commit(request.number, min(computed, len(request.tokens)), request.tokens)
+            if lend and len(self._families[request.id]) > 1 and self._have_yet_to_start(request.id):
+                self._lend(request, computed)
         request.away = keep > 0 and self._manager.put_away(request.number, keep)
         if lease:
             self.leases[request.id] = request.number

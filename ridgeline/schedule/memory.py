@@ -75,6 +75,8 @@ class Memory:
             lacking = self._lacking(first, self._here(first)) - manager.num_pending_pages
             if self._rows.num_free and lacking <= 0:
                 return
+            if lacking > 0 and book.drop_elders():
+                continue
             below = [running for running in book.running.after(first)
                      if self._policy.outranks(first, running)]
             self._preempt(self._victim(below, lacking))
@@ -114,6 +116,8 @@ class Memory:
         while not self._reserve(request, start + count):
             below = self._book.running.after(request)
             missing = manager.missing_pages(number, start + count) - manager.num_pending_pages
+            if missing > 0 and self._book.drop_elders():
+                continue
             if below and missing > 0:
                 victim = self._victim(below, missing)
                 counts[victim.row] = 0
@@ -205,6 +209,8 @@ class Memory:
                 request.reuse_limit = self._why_not_more(request, found)
             return computed, count
         manager.release(request.number)
+        if self._book.drop_elders():
+            return self.open(request, left)
         self._refuse(request)
         return 0, 0
 
@@ -278,18 +284,21 @@ class Memory:
         return True
 
     def _fork(self, request: Request) -> int:
-        """Share the prompt of a sibling that has computed it; tokens shared, 0 (and nothing opened) without
-        one."""
-        shared = min(request.num_prompt, request.end) - 1
+        """Share the prompt of a sibling that has computed it, also of one that has ended; tokens shared, 0
+        (and nothing opened) without one."""
+        shared = request.num_shared
         if not self._cache or request.num_output or request.owes_prompt_logprobs or not shared:
             return 0
+        parents = [] if (elder := self._book.elders.get(request.id)) is None else [elder]
         for sibling in self._book.family(request.id):
             computed = int(self._rows.computed[sibling.row]) if sibling.row >= 0 else 0
             if computed > shared:
                 self._manager.commit(sibling.number, computed, self._rows.tokens[sibling.row])
-                if got := self._manager.fork(sibling.number, request.number, shared):
-                    return got
-                self._manager.release(request.number)
+                parents.append(sibling.number)
+        for parent in parents:
+            if got := self._manager.fork(parent, request.number, shared):
+                return got
+            self._manager.release(request.number)
         return 0
 
     def _reuse_limit(self, request: Request) -> int:
@@ -306,7 +315,7 @@ class Memory:
             return "the cache is off"
         if request.params.pool == "mean":
             return "hidden states asked"
-        if reused >= min(request.num_prompt, request.end) - 1:
+        if reused >= request.num_shared:
             return LAST
         if request.owes_prompt_logprobs and reused == self._reuse_limit(request):
             return "prompt logprobs asked"

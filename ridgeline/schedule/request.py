@@ -181,6 +181,11 @@ class Request:
         return self.prompt if len(self.tokens) == self.num_prompt else self.tokens
 
     @property
+    def num_shared(self) -> int:
+        """Prompt tokens that its siblings need not compute: all but the one whose logits they sample from."""
+        return min(self.num_prompt, self.end) - 1
+
+    @property
     def owes_prompt_logprobs(self) -> bool:
         return self.prompt_logprobs_from < self.num_prompt
 

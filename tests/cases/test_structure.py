@@ -139,7 +139,8 @@ def test_a_stop_string_and_a_limit_cut_structured_text(server: Server) -> None:
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": "start: nobody"}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"grammar": 'start: "x" a\na: a "y"'}}, "structured_outputs.grammar"),
-    ({"guided_grammar": 'start: /[xy]/ a\na: a "y"'}, "grammar"),  # shows behind a choice, and is no failure
+    ({"guided_grammar": 'start: /[xy]/ a\na: a "y"'}, "guided_grammar"),  # shows behind a choice
+    ({"structured_outputs": {"grammar": 'start: <|no_such_token|> "a"'}}, "structured_outputs.grammar"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ({"guided_regex": "a", "min_tokens": 3}, "min_tokens"),
@@ -149,6 +150,14 @@ def test_what_cannot_be_followed_is_refused(server: Server, fields: dict[str, An
     answer = server.post("/v1/chat/completions", body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_grammar_that_breaks_in_a_stream_names_its_field(server: Server) -> None:
+    breaks = 'start: "x" a\na: /[xy]/ b\nb: b "y"'
+    for path, body in (("completions", {"prompt": "a"}),
+                       ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        events = server.events(f"/v1/{path}", body | {"guided_grammar": breaks, "max_tokens": 9})
+        assert events[0]["choices"] and events[-1]["error"]["param"] == "guided_grammar"
 
 
 def test_c14_a_schema_that_nests_deep_is_refused_at_once(server: Server) -> None:

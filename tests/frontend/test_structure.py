@@ -14,7 +14,7 @@ from ridgeline.frontend import structure
     ({"type": "array", "uniqueItems": True}, "uniqueItems", "#"),
     ({"properties": {"a": {"not": {"type": "null"}}}}, "not", "#/properties/a"),
     ({"anyOf": [{"type": "null"}, {"contains": {}}]}, "contains", "#/anyOf/1"),
-    ({"items": {"if": True, "then": False}}, "if", "#/items"),
+    ({"items": {"if": True, "then": False}}, "if", "#/items"), ({"items": [{"not": {}}]}, "not", "#/items/0"),
     ({"$defs": {"x": {"propertyNames": {}}}, "$ref": "#/$defs/x"}, "propertyNames", "#/$defs/x"),
     ({"additionalProperties": {"unevaluatedProperties": False}}, "unevaluatedProperties",
      "#/additionalProperties"),
@@ -32,6 +32,9 @@ def test_a_keyword_that_is_not_enforced_is_refused(schema: dict, keyword: str, p
     {"enum": ["not", "uniqueItems", {"if": 1}]}, {"const": {"not": 1}},
     {"type": "object", "properties": {"uniqueItems": {"type": "string", "title": "not"}}},
     {"type": "object", "required": ["not"], "patternProperties": {"^not$": {"type": "integer"}}},
+    {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},  # beyond 64 bits, but less is allowed
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"exclusiveMinimum": 0.5, "maximum": 0.6},
 ])  # fmt: skip
 def test_the_same_words_as_values_or_names_are_not_keywords(schema: dict) -> None:
     assert structure.json_schema(schema)
@@ -41,6 +44,7 @@ def test_the_same_words_as_values_or_names_are_not_keywords(schema: dict) -> Non
     ({"type": "nope"}, "nope"), ({"minLength": -1}, "minLength"), ({"format": "zzz"}, "zzz"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "nsatisfiable"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-"), ({"$ref": "http://example.org/x"}, "example.org"),
+    ({"minLength": 10**400}, "number out of range"),
     ("{", "not JSON"), ("[1]", "not an object"), ([], "not an object"),
 ])  # fmt: skip
 def test_what_no_text_can_match_is_refused(schema: object, part: str) -> None:
@@ -53,6 +57,10 @@ def test_what_no_text_can_match_is_refused(schema: object, part: str) -> None:
     ({"type": "object", "minProperties": 2}, "'minProperties' at # is enforced up to 1"),
     ({"items": {"required": ["a", "a"], "minProperties": 3}}, "'minProperties' at #/items is enforced up to"),
     ({"properties": {"a": {"enum": ["b", {"\x01": 1}]}}}, "'enum' at #/properties/a holds"),
+    ({"type": "integer", "maximum": 2**53 + 3}, "'maximum' at # holds"),  # as a double it is one more
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "'exclusiveMinimum' at # is the whole part"),
+    ({"allOf": [{"minimum": -3.5}, {"exclusiveMaximum": -3}]}, "'exclusiveMaximum' at # is the whole part"),
+    ({"items": [{"minimum": 10**19}]}, "'minimum' at #/items/0 holds"), ({"const": [2**63 + 1]}, "'const'"),
     ({"const": "\\ \x1f"}, "'const' at # holds"), ({"enum": [1, "\x7f"]}, "'enum' at # holds"),
 ])  # fmt: skip
 def test_what_answers_could_get_past_is_refused(schema: dict, part: str) -> None:

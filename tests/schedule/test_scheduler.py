@@ -267,6 +267,20 @@ def test_choices_outlive_a_first_choice_that_ends_early() -> None:
     assert all(harness.told["b", choice].last.num_output == 1 for choice in range(4))
 
 
+@pytest.mark.parametrize("num_pages, once", [(60, True), (9, False)])
+@pytest.mark.parametrize("caching", [False, True])
+def test_choices_share_the_prompt_of_one_that_has_ended(num_pages: int, once: bool, caching: bool) -> None:
+    """Also where rows are few, and some start much later; but not where a pool is so small that the prompt of
+    one that has ended leaves no room."""
+    harness = Harness(num_pages=num_pages, num_rows=2, max_step_tokens=64, prefix_caching=caching)
+    harness.add("a", prompt(30), greedy(1, n=4))
+    harness.run()
+    assert [len(harness.told["a", choice].tokens) for choice in range(4)] == [1] * 4
+    prefilled = sum(plan.num_tokens - plan.num_decodes for plan in harness.executor.plans)
+    assert (prefilled == 30) == once
+    assert harness.loop.stats()["num_used_pages"] == 0
+
+
 def test_seeds_are_drawn_when_none_is_given() -> None:
     """Two requests without a seed differ; the same engine seed draws the same again."""
     runs = []
