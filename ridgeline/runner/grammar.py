@@ -1,4 +1,5 @@
-"""Grammars of runner rows: which tokens each may take next, computed beside the forward pass (llguidance).
+"""Grammars of runner rows: whether one may take a token, or all that it may take, as a mask which is computed
+beside the forward pass or once it is wanted (llguidance).
 
 Owns the matchers and what of them is compiled. A grammar is compiled once, by whoever lets the request in, in
 a thread of its choice (`Grammars.compile`); a row gets a copy. Knows no schema: see frontend/structure.py.
@@ -10,7 +11,7 @@ once (jump-ahead) or by a step each, they are the same.
 Legend: N positions that are sampled under a grammar, W words of 32 bits, S sampled positions, V vocabulary.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class _Words:
         self.special_token_ids = sorted(vocabulary.marker_ids)
         self.tokens = [(b"\xff" if token in vocabulary.marker_ids else b"") + vocabulary.token_bytes(token)
                        for token in range(vocab_size)]
+        times = Counter(self.tokens)  # of those with the same bytes a mask may have but one
+        self.unsure = frozenset(token for token, own in enumerate(self.tokens) if not own or times[own] > 1)
         self._kept = lru_cache(_MOST_SPELT)(self._spelt)  # a schema's keys come again and again
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -123,10 +126,14 @@ class Masks:
         self.filled.result()
         forbidden_SW = np.zeros((len(logits_SV), self.bits_NW.shape[1]), np.int32)
         forbidden_SW[at] = ~self.bits_NW.numpy()[of]
-        bits = np.unpackbits(forbidden_SW.view(np.uint8), axis=1, bitorder="little")
-        forbidden_SV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device)
-        target_SV = torch.empty_like(logits_SV) if keep else logits_SV
-        return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN, out=target_SV)  # selecting takes tenfold
+        return _without(logits_SV, forbidden_SW, torch.empty_like(logits_SV) if keep else logits_SV)
+
+
+def _without(logits_SV: Tensor, forbidden_SW: NDArray[np.int32], target_SV: Tensor) -> Tensor:
+    """The logits without what is forbidden, in target_SV."""
+    bits = np.unpackbits(forbidden_SW.view(np.uint8), axis=1, bitorder="little")
+    forbidden_SV = torch.from_numpy(bits[:, : logits_SV.shape[1]]).to(logits_SV.device)
+    return torch.add(logits_SV, forbidden_SV, alpha=FORBIDDEN, out=target_SV)  # selecting takes tenfold
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._unsure = frozenset[int]()  # tokens that only a mask can tell of
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._jump_ahead, self._pinned = jump_ahead, pinned
         self._rows: dict[int, _Row] = {}
@@ -194,6 +202,7 @@ class Grammars:
         with self._lock:
             if self._tokenizer is None:
                 words: Any = _Words(self._vocabulary(), self._vocab_size, self._eos_token_ids)
+                self._unsure = words.unsure
                 self._tokenizer = LLTokenizer(words, n_vocab=self._vocab_size,
                                               eos_token=list(self._eos_token_ids))
             matcher = self._compiled.get(grammar)
@@ -255,12 +264,43 @@ class Grammars:
             total += 1 + len(drafts)
         if not asked.first:
             return None
+        bits_NW, begun = self._room(total), Event()
+        filled = self._worker.submit(asked.fill, self._executor, bits_NW.numpy(), begun)
+        return Masks(bits_NW=bits_NW, first=asked.first, filled=filled, begun=begun)
+
+    def _room(self, total: int) -> Tensor:
+        """Memory for so many masks."""
         if total > len(self._bits_NW):
             words = -(-self._vocab_size // 32)
             self._bits_NW = torch.zeros(total, words, dtype=torch.int32, pin_memory=self._pinned)
-        bits_NW, begun = self._bits_NW[:total], Event()
-        filled = self._worker.submit(asked.fill, self._executor, bits_NW.numpy(), begun)
-        return Masks(bits_NW=bits_NW, first=asked.first, filled=filled, begun=begun)
+        return self._bits_NW[:total]
+
+    # ---- of rows that take one token each, without masks where they are not needed
+
+    def follow(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows have a grammar."""
+        return np.array([number in self._rows for number in numbers.tolist()], np.bool_)
+
+    def given(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The token that each of these rows must take, -1 where there is a choice or no grammar."""
+        rows = (self._rows.get(number) for number in numbers.tolist())
+        return np.array([row.run[0] if row is not None and row.run else -1 for row in rows], np.int64)
+
+    def takes(self, number: int, token: int) -> bool:
+        """True only where the row's mask allows this token; its grammar has a choice. At a hundredth of the
+        mask's price."""
+        return token not in self._unsure and self._rows[number].matcher.validate_tokens([token]) == 1
+
+    def forbid(self, numbers: NDArray[np.int64], logits_NV: Tensor) -> None:
+        """These rows' logits, without what their grammars forbid, in place."""
+        asked = _Asked()
+        for place, number in enumerate(numbers.tolist()):
+            asked.add(self._rows[number], place, place, [])
+        bits_NW = self._room(len(numbers)).numpy()
+        asked.fill(self._executor, bits_NW, Event())
+        _without(logits_NV, ~bits_NW, logits_NV)
+
+    # ---- what follows a step's tokens
 
     def accept(self, number: int, tokens: Sequence[int]) -> str | None:
         """The row took these tokens; why its grammar cannot be followed any further, if so. With the end of

@@ -44,6 +44,7 @@ from ridgeline.runner.sampler import Sampler
 from ridgeline.runner.speculate.speculator import Drafter, Proposal
 from ridgeline.runner.speculate.verify import Span, verify
 from ridgeline.runner.wanted import Wanted
+from ridgeline.runner.within import sample_within
 from ridgeline.schedule.executor import Capacity
 from ridgeline.schedule.plan import SAMPLE_NONE, Drafting, RowLogprobs, StepPlan, StepResult
 
@@ -56,7 +57,8 @@ class _Outcome:
     """What is known of a step so far, by place in the plan.
 
     hidden_SH: each row's last position, after one more for each of its drafts. ends [R]: where a row's end.
-    tested: steps with drafts, and the plan's rows that each ran. masks: of rows that follow a grammar.
+    tested: steps with drafts, and the plan's rows that each ran. masks: of rows that follow a grammar, beside
+    drafts.
     """
 
     hidden_SH: Tensor
@@ -180,7 +182,7 @@ class LocalExecutor:
                 plan, proposals = self._drafter.fill(plan)
             outcome = _Outcome(hidden_SH=torch.empty(0), ends=(plan.draft + 1).cumsum(),
                                proposals=proposals, broken=broken)
-            if self.grammars is not None:
+            if self.grammars is not None and proposals:
                 outcome.masks = self.grammars.masks(plan)
             everyone = outcome.unbroken(np.arange(plan.num_rows))
             isolate(everyone, lambda places: self._forward(plan, places, outcome), broken)
@@ -246,12 +248,11 @@ class LocalExecutor:
         first = np.arange(len(places)) + draft.cumsum() - draft  # of a row's positions in `at`
         positions = (plan.start + plan.count)[places].astype(np.int64)
         logits_SV = self._model.logits(outcome.hidden_SH[torch.from_numpy(at)], len(at))
-        allowed_SV = logits_SV
-        if outcome.masks is not None:
-            scored = any(self._rows.request(row).params.logprobs is not None for row in rows.tolist())
-            allowed_SV = outcome.masks.apply(logits_SV, places.tolist(), first.tolist(), draft.tolist(),
-                                             keep=scored)
+        scored = self.grammars is not None and any(
+            self._rows.request(row).params.logprobs is not None for row in rows.tolist())
         if outcome.proposals:
+            allowed_SV = logits_SV if outcome.masks is None else outcome.masks.apply(
+                logits_SV, places.tolist(), first.tolist(), draft.tolist(), keep=scored)
             taken, failed = verify(self._sampler, allowed_SV, [
                 Span(start=self._rows.request(row), at=where, position=position,
                      proposal=outcome.proposals.get(place, _NO_DRAFTS))
@@ -259,7 +260,9 @@ class LocalExecutor:
                     places.tolist(), rows.tolist(), first.tolist(), (positions - draft).tolist())])
             self._rows.last_token[rows_S] = torch.tensor([tokens[-1] for tokens in taken])
         else:
-            out = self._sampler.sample(allowed_SV, rows_S, torch.from_numpy(positions))
+            asked_S = rows_S, torch.from_numpy(positions)
+            out = self._sampler.sample(logits_SV, *asked_S) if self.grammars is None else \
+                sample_within(self._sampler, self.grammars, logits_SV, *asked_S, keep=scored)
             self._rows.last_token[rows_S] = out.tokens_S
             taken, failed = [[token] for token in out.tokens_S.tolist()], out.failed_S.tolist()
         asked: list[tuple[int, int, int, int]] = []  # place, flat position, its token, how many besides

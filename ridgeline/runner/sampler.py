@@ -68,21 +68,32 @@ class Sampler:
         self._seed[row] = np.uint64(start.seed % 2**64)
         self._adjust.start(start)
 
-    def sample(self, logits_SV: Tensor, rows_S: Tensor, positions_S: Tensor) -> SampleOut:
+    def sample(self, logits_SV: Tensor, rows_S: Tensor, positions_S: Tensor,
+               given_S: Tensor | None = None) -> SampleOut:
         """One token for each row. logits_SV: fp32 [S, V], left as they are. rows_S, positions_S: int64 [S],
-        best on the host; a position is where the token that is sampled will stand."""
+        best on the host; a position is where the token that is sampled will stand. given_S: int64 [S] on the
+        host, tokens of rows that have no choice, -1 for those that do."""
         rows, positions = rows_S.cpu().numpy(), positions_S.cpu().numpy()
         adjusted_SBX = in_blocks(self._adjust.apply(logits_SV, rows, positions))
         max_SB = adjusted_SBX.amax(2)
         failed_S = ~(logits_SV.sum(1).isfinite() & max_SB.amax(1).isfinite())
         tokens_S = first_of_best(adjusted_SBX, max_SB)
-        random = np.flatnonzero((self._temperature[rows] > 0.0) & ~failed_S.cpu().numpy())
+        drawn = (self._temperature[rows] > 0.0) & ~failed_S.cpu().numpy()
+        if given_S is not None:
+            drawn &= given_S.numpy() < 0
+            tokens_S = torch.where(given_S.to(self._device) < 0, tokens_S, given_S.to(self._device))
+        random = np.flatnonzero(drawn)
         for part in self._parts(rows, random):
             draw = self._draw_of(adjusted_SBX, max_SB, rows, positions, part)
             tokens_S[torch.from_numpy(part).to(self._device)] = self._draw(draw)
         tokens_S.masked_fill_(failed_S, 0)
         self._adjust.record(tokens_S, rows, positions)
         return SampleOut(tokens_S=tokens_S, failed_S=failed_S)
+
+    def filters(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whose winner may not win among fewer tokens: rows with top_k, top_p or min_p."""
+        filtered = (self._top_k[rows] < self._vocab_size) | (self._top_p[rows] < 1.0)
+        return (self._temperature[rows] > 0.0) & (filtered | (self._log_min_p[rows] > -np.inf))
 
     def extend(self, row: int, position: int, tokens: list[int]) -> None:
         """The row's text goes on with these, from a position on, without sampling."""

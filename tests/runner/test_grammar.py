@@ -84,6 +84,9 @@ def test_masks_equal_a_brute_force_walk(pattern: str, picks: list[int]) -> None:
     text, tokens = b"", list[int]()
     for pick in picks:
         right, mask = brute(pattern, text), allowed(followed, [[]])[0]
+        (given,) = followed.given(np.array([0])).tolist()
+        alone = {token for token in range(VOCAB) if followed.takes(0, token)}
+        assert mask == ({given} if given >= 0 else alone or {END}), "asked one by one: not the mask"
         next_bytes = {PIECES[token][:1] for token in right}
         # where only one byte can follow, the tokens that an encoder would take for it
         assert mask == right if len(next_bytes) > 1 else mask and mask <= right
