@@ -3,15 +3,24 @@
 import argparse
 import sys
 import time
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.base.errors import RidgelineError
-from ridgeline.commands.flags import add_engine_flags, add_sampling_flags, engine_config, sampling_fields
+from ridgeline.base.config import EngineConfig
+from ridgeline.base.errors import ConfigError, RidgelineError
+from ridgeline.commands.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_config,
+    refuse,
+    sampling_fields,
+)
 
 if TYPE_CHECKING:
     from ridgeline.commands.talk import Talk
 
 HELP = "talk to a model in the terminal"
+_IDLE = ("api_key", "lora", "max_loras", "max_lora_rank", "jump_ahead", "overload")  # of one talk to the base
 _INTRO = "Type a message; /reset forgets the conversation, Ctrl-C stops an answer, Ctrl-D ends."
 
 
@@ -29,8 +38,13 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.commands.talk import RemoteTalk, local_talk
 
     if args.url:
+        refuse(args, args.parser, "a talk to --url, whose model is there,",
+               [one.name for one in fields(EngineConfig) if one.name != "model" and hasattr(args, one.name)])
+        if args.model is not None:
+            raise ConfigError("a talk to --url takes no model: leave it out")
         _converse(RemoteTalk(args.url, args.api_key or next(iter(api_keys()), None)), args)
         return 0
+    refuse(args, args.parser, "a talk without --url", _IDLE)
     with local_talk(engine_config(args)) as talk:
         _converse(talk, args)
     return 0

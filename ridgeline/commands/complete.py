@@ -3,9 +3,17 @@
 import argparse
 import sys
 
-from ridgeline.commands.flags import add_engine_flags, add_sampling_flags, engine_config, sampling_fields
+from ridgeline.commands.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_config,
+    refuse,
+    sampling_fields,
+)
 
 HELP = "continue a prompt"
+# of one free text of the base model
+_IDLE = ("chat_template", "lora", "max_loras", "max_lora_rank", "jump_ahead", "overload")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ridgeline.commands.talk import local_talk
 
+    refuse(args, args.parser, "complete", _IDLE)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     with local_talk(engine_config(args)) as talk:
         for event in talk.stream("/v1/completions", {"prompt": prompt, **sampling_fields(args)}):

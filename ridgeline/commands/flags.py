@@ -52,7 +52,7 @@ def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser, what: str,
            names: Iterable[str]) -> None:
     """ConfigError for the first of these flags that was given though `what` leaves it without effect."""
     flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
-    left_out = parser.parse_args([])
+    left_out = parser.parse_args(["-" for action in parser._actions if action.required])
     for name in names:
         if getattr(args, name) != getattr(left_out, name):
             raise ConfigError(f"{what} takes no {flags[name]}: leave it out")

@@ -156,6 +156,21 @@ def test_a_flag_that_would_do_nothing_is_refused(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    (["complete", "a", "--lora", "b=c"], "--lora"),
+    (["complete", "a", "--chat-template", "b"], "--chat-template"),
+    (["chat", "--api-key", "a"], "--api-key"), (["chat", "--overload", "shed"], "--overload"),
+    (["chat", "--url", "http://a", "--threads", "2"], "--threads"),
+    (["chat", "--url", "http://a", "b"], "model"),
+])  # fmt: skip
+def test_what_a_terminal_command_leaves_without_effect_is_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert says in said and "leave it out" in said
+
+
 def _parsed(
     tmp_path: Path, text: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> argparse.Namespace:
