@@ -6,6 +6,7 @@ where it stands, and never ignored. Knows no tokenizer and no request; runner/gr
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any
 
@@ -30,6 +31,9 @@ _VALUES = frozenset((
     "type", "enum", "const", "$ref", "required", "minProperties", "maxProperties", "minItems", "maxItems",
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
     "exclusiveMaximum", "multipleOf"))  # fmt: skip
+# what begins with a date, the 29th of February in leap years alone: llguidance's dates have it in every year
+_DATED = ("^(....-(..-([013].|2[0-8])|(0[13-9]|1.)-29)|"
+          "(..(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)")
 _UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 _ENFORCED = _ONE | _LIST | _NAMED | _VALUES
 
@@ -63,7 +67,7 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
     from llguidance import LLMatcher
 
     try:
-        made = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_LAYOUT)
+        made = LLMatcher.grammar_from_json_schema(json.dumps(_with_leap_years(schema)), overrides=_LAYOUT)
     except ValueError as error:  # a number that no double can hold
         raise _refused(param, str(error)) from None
     return _checked(made, param)
@@ -71,7 +75,7 @@ def json_schema(schema: Any, param: str = "response_format") -> str:
 
 def with_layout(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema for `%json` in a grammar, its texts laid out as those of `json_schema`."""
-    return {**schema, "x-guidance": _LAYOUT}
+    return {**_with_leap_years(schema), "x-guidance": _LAYOUT}
 
 
 def json_object(param: str = "response_format") -> str:
@@ -177,6 +181,21 @@ def _parts(schema: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         elif keyword in _NAMED and isinstance(value, Mapping):
             for name, part in value.items():
                 yield from _parts(part, f"{place}/{keyword}/{name}")
+
+
+def _with_leap_years(schema: Any) -> Any:
+    """The schema with _DATED beside each format that begins with a date."""
+
+    def dated(part: Mapping[str, Any]) -> bool:
+        return part.get("format") in ("date", "date-time") and isinstance(part.get("allOf", []), list)
+
+    if not any(dated(part) for part, _ in _parts(schema, "#")):
+        return schema
+    made = deepcopy(schema)
+    for part, _ in _parts(made, "#"):
+        if isinstance(part, dict) and dated(part):
+            part["allOf"] = [*part.get("allOf", ()), {"pattern": _DATED}]
+    return made
 
 
 def _unknown(schema: Any, place: str) -> Iterator[tuple[str, str]]:

@@ -73,8 +73,12 @@ def test_what_answers_could_get_past_is_refused(schema: dict, part: str) -> None
     ({"required": ["a"], "properties": {"a": {}}, "minProperties": 2}, '{"a": 1, "b": 2}', '{"a": 1}'),
     ({"properties": {"a": {}}}, '{"b": "\\n \\" \\\\"}', '{"b": "\\u0000"}'),
     ({"const": "\\u0001 \n é"}, '"\\\\u0001 \\n é"', '"u0001'),
+    ({"format": "date"}, '"2024-02-29"', '"1900-02-29"'),
+    ({"format": "date"}, '"2023-12-29"', '"2023-02-29"'),
+    ({"items": {"format": "date-time", "allOf": [{"pattern": "Z$"}]}}, '["2000-02-29T01:02:03Z"]',
+     '["2001-02-29T01:02:03Z"]'),
 ])  # fmt: skip
-def test_a_property_has_one_spelling(schema: dict, good: str, bad: str) -> None:
+def test_what_answers_may_be_and_what_they_may_not(schema: dict, good: str, bad: str) -> None:
     for text, follows in ((good, True), (bad, False)):
         for grammar in (structure.json_schema(schema),
                         structure.grammar(f"start: %json {json.dumps(structure.with_layout(schema))}")):
