@@ -35,7 +35,7 @@ def spec_of(*, qkv_bias: bool = False, qk_norm: bool = False, window: int | None
 
 def packed_model(spec: ModelSpec, adapters: AdapterSlots | None = None) -> Model:
     """Every matrix of the layers packed; numbers small enough to stay finite over any number of steps."""
-    packing = Packing32(kernels(), None, planes=2)
+    packing = Packing32(kernels(), planes=2)
     weights: dict[str, Weight] = dict(tiny_weights(spec))
     for seed, (name, param) in enumerate(spec.params()):
         if param.role == "linear" and name.startswith("layers."):
@@ -231,7 +231,7 @@ class Adds:
 @pytest.mark.parametrize("between", [1.0, 0.5])
 def test_recorded_or_refused(between: float) -> None:
     """None means: run layer by layer. A recording serves every step, or after its first trial none."""
-    matrix = Packing32(kernels(), None, planes=2).pack(Source((random_part("q8_0", 64, 64),)), CPU)
+    matrix = Packing32(kernels(), planes=2).pack(Source((random_part("q8_0", 64, 64),)), CPU)
     assert isinstance(matrix, PackedMatrix)
     block = Adds(matrix, between)
     replay = Replay(kernels(), [block, block])
@@ -251,7 +251,7 @@ def test_recorded_or_refused(between: float) -> None:
 def test_a_recording_hears_its_own_thread_only() -> None:
     """Two engines of one process share the library."""
     library: Native = kernels()
-    matrix = Packing32(library, None, planes=2).pack(Source((random_part("q4_1", 32, 32),)), CPU)
+    matrix = Packing32(library, planes=2).pack(Source((random_part("q4_1", 32, 32),)), CPU)
     assert isinstance(matrix, PackedMatrix)
     library.tape = tape = Tape(4, 1)
     try:
