@@ -37,6 +37,12 @@ class Ticks:
             waited.set_result(self.number)
 
 
+async def left(receive: Any) -> None:
+    """Until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def main(port_file: str, times: str, tick_s: str, event: str) -> None:
     ticks = Ticks(float(tick_s), times)
     before, after = event.encode().split(MARK)
@@ -44,7 +50,8 @@ async def main(port_file: str, times: str, tick_s: str, event: str) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while True:
+        gone = asyncio.create_task(left(receive))
+        while not gone.done():  # or the streams of one round would go on beside those of the next
             mark = b"%c" % (FIRST + await ticks.next % NUM_MARKS)
             await send({"type": "http.response.body", "body": before + mark + after, "more_body": True})
 
