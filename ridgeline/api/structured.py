@@ -19,7 +19,7 @@ async def grammar_of(request: Generate) -> str | None:
 
     RequestError for one that is not followed whole, and when two fields ask for one each.
     """
-    asked = {name: value for name, value in _asked(request).items() if value is not None}
+    asked = _asked(request)
     if not asked:
         return None
     if len(asked) > 1:
@@ -32,19 +32,20 @@ async def grammar_of(request: Generate) -> str | None:
 
 def field_of(request: Generate) -> str:
     """The field that asks for the grammar which the answer follows."""
-    asked = (name for name, value in _asked(request).items() if value is not None and value is not False)
+    asked = (name for name, value in _asked(request).items() if value is not False)
     return next(asked, "tools" if getattr(request, "tools", None) else "thinking_budget")
 
 
 def _asked(request: Generate) -> dict[str, Any]:
-    """By the field's name, None where it asks for nothing."""
+    """What is asked for, by the field's name."""
     plain = request.response_format == {"type": "text"}
     parts = request.structured_outputs or StructuredOutputs()
-    return {
+    said = {
         "response_format": None if plain else request.response_format,
         **{f"structured_outputs.{name}": getattr(parts, name) for name in parts.__struct_fields__},
         **{name: getattr(request, name) for name in _GUIDED},
     }
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _grammar(param: str, value: Any) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError, RidgelineError
 from ridgeline.commands.flags import (
+    OF_SERVERS,
     add_engine_flags,
     add_sampling_flags,
     engine_config,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ridgeline.commands.talk import Talk
 
 HELP = "talk to a model in the terminal"
-_IDLE = ("api_key", "lora", "max_loras", "max_lora_rank", "jump_ahead", "overload")  # of one talk to the base
 _INTRO = "Type a message; /reset forgets the conversation, Ctrl-C stops an answer, Ctrl-D ends."
 
 
@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.url:
         refuse(args, args.parser, "a talk to --url, whose model is there,",
-               [one.name for one in fields(EngineConfig) if one.name != "model" and hasattr(args, one.name)])
+               [one.name for one in fields(EngineConfig) if one.name != "model"])
         if args.model is not None:
             raise ConfigError("a talk to --url takes no model: leave it out")
         _converse(RemoteTalk(args.url, args.api_key or next(iter(api_keys()), None)), args)
         return 0
-    refuse(args, args.parser, "a talk without --url", _IDLE)
+    refuse(args, args.parser, "a talk without --url", ("api_key", *OF_SERVERS))
     with local_talk(engine_config(args)) as talk:
         _converse(talk, args)
     return 0

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from ridgeline.commands.flags import (
+    OF_SERVERS,
     add_engine_flags,
     add_sampling_flags,
     engine_config,
@@ -12,8 +13,6 @@ from ridgeline.commands.flags import (
 )
 
 HELP = "continue a prompt"
-# of one free text of the base model
-_IDLE = ("chat_template", "lora", "max_loras", "max_lora_rank", "jump_ahead", "overload")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ridgeline.commands.talk import local_talk
 
-    refuse(args, args.parser, "complete", _IDLE)
+    refuse(args, args.parser, "complete", ("chat_template", *OF_SERVERS))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     with local_talk(engine_config(args)) as talk:
         for event in talk.stream("/v1/completions", {"prompt": prompt, **sampling_fields(args)}):

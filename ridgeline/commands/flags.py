@@ -48,6 +48,10 @@ def seed(text: str) -> int:
     return value
 
 
+# Of EngineConfig, what has no effect where one free text of the base model is asked at a time.
+OF_SERVERS = ("lora", "max_loras", "max_lora_rank", "jump_ahead", "overload")
+
+
 def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser, what: str,
            names: Iterable[str]) -> None:
     """ConfigError for the first of these flags that was given though `what` leaves it without effect."""

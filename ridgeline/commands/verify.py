@@ -5,7 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ridgeline.commands.flags import add_engine_flags, engine_config, refuse
+from ridgeline.commands.flags import OF_SERVERS, add_engine_flags, engine_config, refuse
 
 if TYPE_CHECKING:
     from ridgeline.engine.alike import Finding
@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 HELP = "test a model on this machine: cached, batched, chunked, speculated and quantized against plain"
 
 # What verify settles itself: it schedules each way of its own, plain text and the base model alone.
-_SETTLED = ("policy", "ttft_s", "tpot_s", "overload", "prefix_caching", "cache", "kv_watermark_bytes",
-            "jump_ahead", "lora", "max_loras", "max_lora_rank", "trace_file", "trace_texts",
-            "tokenizer", "chat_template")
+_SETTLED = ("policy", "ttft_s", "tpot_s", "prefix_caching", "cache", "kv_watermark_bytes", "trace_file",
+            "trace_texts", "tokenizer", "chat_template", *OF_SERVERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ of a request changes at the most while it waits (`admit`). When it has ended, th
 ends.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,17 +289,21 @@ class Memory:
         shared = request.num_shared
         if not self._cache or request.num_output or request.owes_prompt_logprobs or not shared:
             return 0
-        parents = [] if (elder := self._book.elders.get(request.id)) is None else [elder]
-        for sibling in self._book.family(request.id):
-            computed = int(self._rows.computed[sibling.row]) if sibling.row >= 0 else 0
-            if computed > shared:
-                self._manager.commit(sibling.number, computed, self._rows.tokens[sibling.row])
-                parents.append(sibling.number)
-        for parent in parents:
+        for parent in self._parents(request):
             if got := self._manager.fork(parent, request.number, shared):
                 return got
             self._manager.release(request.number)
         return 0
+
+    def _parents(self, request: Request) -> Iterator[int]:
+        """Sequences that have computed what it shares: of one that has ended, then of those that run."""
+        if (elder := self._book.elders.get(request.id)) is not None:
+            yield elder
+        for sibling in self._book.family(request.id):
+            computed = int(self._rows.computed[sibling.row]) if sibling.row >= 0 else 0
+            if computed > request.num_shared:
+                self._manager.commit(sibling.number, computed, self._rows.tokens[sibling.row])
+                yield sibling.number
 
     def _reuse_limit(self, request: Request) -> int:
         """Most tokens that may come from the cache: one position at least is computed, and so is every one

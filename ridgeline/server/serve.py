@@ -99,8 +99,6 @@ def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
             f"{certfile} and {keyfile or 'the key in it'} cannot be served with ({error.reason or error}): "
             "both must be PEM, the key that of the certificate, and not encrypted"
         ) from None
-
-
     if trouble := _outdated(context, certfile):
         _LOG.warning("%s: %s; clients that look will not connect", certfile, trouble)
 

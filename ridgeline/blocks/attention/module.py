@@ -77,13 +77,14 @@ class Attention:
         plain = self._spec.softcap is None and not self._spec.v_norm
         fit = plain and fits(self._entries, self._dtype)
         self._native = native() if fit else None
-        self.way = ("torch", why_none())
         if self._native is not None:
             self.way = ("C kernel", self._native.isa)
         elif not plain:
             self.way = ("torch", "the C kernel has no softcap and no norm of values")
         elif not fit:
             self.way = ("torch", "the C kernel takes float32 activations, blocks and heads of multiples of 8")
+        else:
+            self.way = ("torch", why_none())
 
     def share_key(self) -> Hashable:
         spec = self._spec
