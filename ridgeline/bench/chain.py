@@ -123,4 +123,4 @@ class Chain:
                 residual: Tensor | None = None) -> Tensor:
         return self.linears(Call(x_MK=x, weight=self._weights[name + ".weight"], eps=eps, gated=gated,
                                  norm_K=None if norm is None else self._weights[norm], residual_MN=residual,
-                                 bias=self._weights.get(name + ".bias")))
+                                 out_MN=residual, bias=self._weights.get(name + ".bias")))

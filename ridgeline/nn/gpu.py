@@ -45,7 +45,7 @@ class GpuMethod:
     def _run(self, call: Call, prefill_from: int) -> Tensor:
         """Decodes alone are recorded in a graph; beside chunks, launches cost more than the kernels gain."""
         decodes = prefill_from >= len(call.x_MK) or self.linears.gpu.apart
-        return self.linears(call) if decodes else self.linears.by_cublas(call)
+        return self.linears(call) if decodes else self.linears.by_library(call)
 
     def _out(self, x_TK: Tensor) -> Tensor | None:
         return self.out[: len(x_TK)] if self.out is not None and len(x_TK) <= len(self.out) else None

@@ -32,10 +32,10 @@ from torch import Tensor
 from ridgeline.adapters.load import Adapter
 from ridgeline.base.clock import Clock
 from ridgeline.base.errors import EngineDeadError
-from ridgeline.kernels.ahead import compile_all, missing
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kernels.sampling import Allowed
 from ridgeline.nn.build import Model
+from ridgeline.runner.ahead import compile_all, missing
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.choose import Chooser
 from ridgeline.runner.flight import Flight, Slot

@@ -9,7 +9,7 @@ from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from ridgeline.kernels import ahead
+from ridgeline.runner import ahead
 
 
 class Memory:

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear.tuning import (
+    BEYOND,
     BUCKETS,
     GUESSED_ROWS,
+    LARGE,
     MAX_ROWS,
     MAX_TILES,
     Choice,
@@ -35,8 +39,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def launchable(choice: Choice, shape: LinearShape, rows: int) -> bool:
     if choice.form == "gemv":
         return rows == 1
-    if choice.form == "torch":
-        return rows > GUESSED_ROWS
+    if choice.by_library:
+        return rows >= GUESSED_ROWS and (choice.form == "lt") == bool(choice.algorithm)
     tiles = -(-shape.n // choice.block_n)
     return (choice.form in ("dot", "tma") and rows > 1 and shared_bytes(shape, rows, choice) <= SHARED
             and (choice.split == 1 or tiles <= MAX_TILES) and not (choice.form == "tma" and shape.norm
@@ -55,7 +59,8 @@ def test_shipped_entries_are_sound() -> None:
     shipped = tuning_for(H200)
     assert len(shipped.entries) > 40
     for (shape, rows), entry in shipped.entries.items():
-        assert rows in BUCKETS and entry.time_us >= 0
+        assert rows in (*BUCKETS, *LARGE, BEYOND) and entry.time_us >= 0
+        assert entry.choice.by_library or rows <= MAX_ROWS
         assert launchable(entry.choice, shape, rows), entry
 
 
@@ -63,6 +68,23 @@ def test_what_was_measured_is_what_runs() -> None:
     assert tuning_for(H200).choose(QKV, 1).form == "gemv"
     assert tuning_for(H200).choose(QKV, 128).form == "tma"
     assert tuning_for(H200).choose(QKV, MAX_ROWS + 1).form == "torch"
+
+
+def test_prompts_take_the_algorithm_of_their_size() -> None:
+    """At the very size, else that of all large ones; the library's own choice where nothing was measured."""
+    def of(rows: int, name: str) -> Entry:
+        return Entry(shape=QKV, rows=rows, choice=Choice(form="lt", algorithm=name), time_us=0.0)
+
+    tuning = Tuning.of("x", [of(192, "some"), of(LARGE[-1], "full"), of(BEYOND, "any")])
+    found = {rows: tuning.library(QKV, rows).algorithm
+             for rows in (128, 129, 192, 193, 1000, BEYOND - 1, BEYOND, 8000, LARGE[-1], 9000)}
+    assert found == {128: "", 129: "some", 192: "some", 193: "", 1000: "", BEYOND - 1: "", BEYOND: "any",
+                     8000: "any", LARGE[-1]: "full", 9000: "any"}
+    assert tuning.choose(QKV, 8000) == tuning.library(QKV, 8000) and not tuning.library(ODD, 8000).algorithm
+
+
+def test_there_is_no_library_without_a_gpu() -> None:
+    assert open_cublaslt(torch.device("cpu")) is None
 
 
 def test_own_measurements_come_before_shipped_ones() -> None:

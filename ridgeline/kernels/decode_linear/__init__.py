@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear.reference import linear_reference
 from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShape, Tuning, bucket, tuning_for
 from ridgeline.kernels.gpu import Gpu, pointer
@@ -66,6 +67,7 @@ class DecodeLinears:
         self.gpu = gpu
         self.tuning = tuning_for(gpu.name) if tuning is None else tuning
         self.locks = torch.zeros(MAX_TILES, dtype=torch.int32, device=gpu.device)
+        self.cublaslt = open_cublaslt(gpu.device)
 
     def __call__(self, call: Call) -> Tensor:
         """[M, N] in the dtype of the residual, else of x. 16-bit weights and up to 128 rows take a kernel."""
@@ -79,8 +81,8 @@ class DecodeLinears:
         tile."""
         x_MK, weight = call.x_MK, call.weight
         assert x_MK.stride(1) == 1 and weight.is_contiguous(), "rows of stride 1"
-        if choice.form == "torch":
-            return self.by_cublas(call)
+        if choice.by_library:
+            return self.by_library(call, choice)
         if call.norm_K is not None and choice.norm_apart:
             call = replace(call, x_MK=self.norm(x_MK, call.norm_K, call.eps), norm_K=None)
         out_MN = call.out()
@@ -100,20 +102,32 @@ class DecodeLinears:
                                  self._pdl("loop"), num_warps=4, **self.gpu.launch_options())
         return out_MK
 
-    def by_cublas(self, call: Call) -> Tensor:
+    def by_library(self, call: Call, choice: Choice | None = None) -> Tensor:
         """The product by cuBLAS: for many rows, and where the launches of these kernels would be waited for.
-        The norm before it and the gate after it are a kernel each."""
+        The norm before it and the gate after it are a kernel each. choice: None for what was measured."""
         if self.gpu.interpret or call.bias is not None or call.weight.element_size() != 2:
             return call.reference()
-        x_MK, weight_KN, out_MN = call.x_MK, call.weight.t(), call.out_MN
+        if choice is None:
+            choice = self.tuning.library(call.shape, len(call.x_MK))
         if call.norm_K is not None:
-            x_MK = torch.nn.functional.rms_norm(x_MK, x_MK.shape[-1:], call.norm_K, call.eps)
+            normed = torch.nn.functional.rms_norm(call.x_MK, call.x_MK.shape[-1:], call.norm_K, call.eps)
+            call = replace(call, x_MK=normed, norm_K=None)
         if call.gated:
-            return self._gate(torch.mm(x_MK, weight_KN), call)
-        if call.residual_MN is not None and out_MN is call.residual_MN:
-            return call.residual_MN.addmm_(x_MK, weight_KN)
-        if call.residual_MN is not None:
-            made = torch.addmm(call.residual_MN, x_MK, weight_KN)
+            both = self._product(replace(call, gated=False, residual_MN=None, out_MN=None), choice)
+            return self._gate(both, call)
+        return self._product(call, choice)
+
+    def _product(self, call: Call, choice: Choice) -> Tensor:
+        """Plain, by the library: a weight without norm and gate."""
+        x_MK, weight_KN, residual_MN, out_MN = call.x_MK, call.weight.t(), call.residual_MN, call.out_MN
+        if choice.form == "lt" and self.cublaslt is not None and self.cublaslt.knows(choice.algorithm):
+            made = call.out()
+            if self.cublaslt.multiply(x_MK, call.weight, made, choice.algorithm, residual_MN):
+                return made
+        if residual_MN is not None and out_MN is residual_MN:
+            return residual_MN.addmm_(x_MK, weight_KN)
+        if residual_MN is not None:
+            made = torch.addmm(residual_MN, x_MK, weight_KN)
             return made if out_MN is None else out_MN.copy_(made)
         if out_MN is None or out_MN.dtype == x_MK.dtype:
             return torch.mm(x_MK, weight_KN, out=out_MN)

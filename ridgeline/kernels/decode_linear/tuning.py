@@ -15,6 +15,8 @@ from ridgeline.base.errors import ConfigError
 
 MAX_ROWS = 256  # beyond, the tensor cores are the limit and cuBLAS serves
 BUCKETS = (1, 16, 32, 64, 128, 192, 256)
+LARGE = (2048, 4096, 8192)  # rows of steps that prompts fill, measured for the library's products
+BEYOND = 2304  # an entry here stands for all rows from here on that have none of their own
 GUESSED_ROWS = 128  # beyond, only what was measured comes before cuBLAS
 MAX_TILES = 4096  # output tiles of a linear whose K is split: one lock each
 _SHARED_BYTES = 220 << 10
@@ -39,10 +41,10 @@ class LinearShape:
 class Choice:
     """How one linear runs at one bucket of rows.
 
-    form: "gemv" (one row), "dot" or "tma" (tensor cores), "torch" (cuBLAS). split: parts of K. warps, stages:
-    of Triton. block_m: rows of a tile, 0 for all of a bucket. trigger: under programmatic launch, when the
-    next kernel may start: at the "end", after the inputs are read ("loop"), at once ("start"). norm_apart:
-    the norm is a kernel of its own.
+    form: "gemv" (one row), "dot" or "tma" (tensor cores), "torch" (cuBLAS), "lt" (cuBLASLt by `algorithm`,
+    see kernels/cublaslt). split: parts of K. warps, stages: of Triton. block_m: rows of a tile, 0 for all of
+    a bucket. trigger: under programmatic launch, when the next kernel may start: at the "end", after the
+    inputs are read ("loop"), at once ("start"). norm_apart: the norm is a kernel of its own.
     """
 
     form: str
@@ -54,6 +56,11 @@ class Choice:
     trigger: str = "loop"
     norm_apart: bool = False
     block_m: int = 0
+    algorithm: str = ""
+
+    @property
+    def by_library(self) -> bool:
+        return self.form in ("torch", "lt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +92,37 @@ class Tuning:
 
     def choose(self, shape: LinearShape, rows: int) -> Choice:
         """Measured at the rows' bucket; else measured at another bucket of the tensor-core forms, made to
-        fit; else guessed. More than GUESSED_ROWS that are not measured: at a larger bucket, or "torch"."""
+        fit; else guessed. More than GUESSED_ROWS that are not measured: at a larger bucket, or the
+        library's."""
         if rows > GUESSED_ROWS:
             for wide in BUCKETS:
                 if wide >= rows and (found := self.entries.get((shape, wide))) is not None:
                     return replace(found.choice, block_m=found.choice.block_m or wide)
-            return Choice(form="torch")
+            return self.library(shape, rows)
         rows = bucket(rows)
         near = [rows]
         if rows > 1:
             near = sorted((b for b in BUCKETS if 1 < b <= GUESSED_ROWS), key=lambda b: (abs(b - rows), b))
         for other in near:
             found = self.entries.get((shape, other))
-            if found is not None and (other == rows or found.choice.form != "torch"):
+            if found is not None and (other == rows or not found.choice.by_library):
                 return _fitted(found.choice, shape, rows)
         return guess(shape, rows)
+
+    def library(self, shape: LinearShape, rows: int) -> Choice:
+        """The library's product: by the algorithm that was measured for so many rows, else "torch"."""
+        sizes = [each for each in BUCKETS if each >= rows > GUESSED_ROWS][:1] or [rows]
+        for size in (*sizes, *([BEYOND] if rows >= BEYOND else [])):
+            found = self.entries.get((shape, size))
+            if found is not None and found.choice.form == "lt":
+                return found.choice
+        return Choice(form="torch")
 
     def save(self, path: Path) -> None:
         """Write what `load` reads."""
         rows = [{**asdict(e.shape), "rows": e.rows, **asdict(e.choice), "time_us": round(e.time_us, 3)}
                 for e in self.entries.values()]
+        rows = [{name: value for name, value in row.items() if value != ""} for row in rows]
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'{{"gpu": {json.dumps(self.gpu)}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -193,17 +211,20 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
                     or (split > 1 and tiles * split > 6 * _MIN_PROGRAMS) or (form == "tma" and shape.k % 8)):
                 continue
             found.append(choice)
-    return found
+    return found + (_wide(shape, rows) if rows == 128 else [])
 
 
 _WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4),
          (0, 64, 64, 4, 8), (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8), (128, 128, 128, 2, 8),
-         (128, 256, 64, 3, 8))
+         (128, 256, 64, 3, 8), (64, 64, 128, 4, 4), (64, 64, 128, 6, 4), (64, 128, 128, 4, 4),
+         (64, 64, 64, 4, 4), (64, 32, 128, 6, 4))
 
 
 def _wide(shape: LinearShape, rows: int) -> list[Choice]:
-    """Candidates of 192 and 256 rows, where the tensor cores begin to be the limit."""
-    found, most_m = [], rows & -rows  # sides of tiles are powers of two: three of 64 make 192
+    """Candidates of 128 rows and more, where a tile need not hold all of them: the tensor cores begin to be
+    the limit."""
+    found: list[Choice] = []
+    most_m = rows & -rows  # sides of tiles are powers of two: three of 64 make 192
     for block_m, block_n, block_k, stages, warps in _WIDE:
         tile_m = min(block_m or most_m, most_m)
         for split in (1, 2):

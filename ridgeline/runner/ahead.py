@@ -83,7 +83,7 @@ def compile_all(jobs: list[Job], processes: int | None = None) -> None:
 
 def _feed(waiting: "SimpleQueue[Job | None]", target: dict[str, Any]) -> list[str]:
     """One process compiles jobs as it gets done; what it said of those that failed."""
-    command, said = [sys.executable, "-m", "ridgeline.kernels.ahead"], []
+    command, said = [sys.executable, "-m", "ridgeline.runner.ahead"], []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                           text=True, bufsize=1) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -123,7 +123,7 @@ def _compile(target: Any, jobs: Iterable[str]) -> None:
 
 def _leave_doors_shut() -> None:
     """The kernels' packages without their doors, which import torch for seconds."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent / "kernels"
     for folder in here.iterdir():
         if (folder / "triton.py").is_file():
             package = ModuleType(f"ridgeline.kernels.{folder.name}")
