@@ -26,7 +26,6 @@ _SHARED_BYTES, _REGISTERS = 220 << 10, 65536  # of a processor
 _STAGES = 2
 _MERGED = 8  # pieces at once
 _PLANNED_ROWS = 512  # one kernel plans up to so many
-_WHOLE = 17  # tenths of an equal share
 _LEAST_TOKENS, _FEW = 256, 8  # a program takes so many tokens, or fewer where that cuts no row in more pieces
 
 
@@ -154,8 +153,7 @@ class DecodeAttention:
         plan_kernel[(num_rows,)](rows.lens_S, skip_S, first, before, share, num_rows,
                                  _NO_WINDOW if window is None else window, programs, kv_heads, tile.tokens,
                                  max(1, _LEAST_TOKENS // tile.tokens), _FEW,
-                                 power_of_two(max(num_rows, _PLANNED_ROWS)), _WHOLE, shared is not None,
-                                 num_warps=1)
+                                 power_of_two(max(num_rows, _PLANNED_ROWS)), shared is not None, num_warps=1)
         return Plan(rows=rows, num_heads=num_heads, page_tokens=tokens, window=window, tile=tile,
                     programs=programs, first=first, before=before, share=share, shared=shared)
 

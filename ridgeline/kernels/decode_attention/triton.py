@@ -17,15 +17,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit(do_not_specialize=["num_rows", "programs"])
 def plan_kernel(lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr, num_rows, window, programs,
                 HKV: tl.constexpr, BT: tl.constexpr, LEAST: tl.constexpr, FEW: tl.constexpr,
-                BR: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr):
+                BR: tl.constexpr, SHARED: tl.constexpr):
     """One program a row, BR >= num_rows. share: all tiles, and how many a program takes: at least LEAST,
     fewer where no row has FEW times as many. before [S + 1]: a KV head's tiles of the rows before each.
     first [programs]: the row of a program's first tile, written where it has one. Tiles before the row's
-    window are left out, those of its skip tokens too when SHARED.
-
-    Where rows are about equally long, programs take whole heads, so that nothing is merged: each row counts
-    as many tiles as the longest, unless that costs a sixteenth more in all, or the busiest program more than
-    WHOLE tenths of an equal share."""
+    window are left out, those of its skip tokens too when SHARED."""
     row = tl.program_id(0)
     r = tl.arange(0, BR)
     n = tl.load(lens_ptr + r, mask=r < num_rows, other=0)
@@ -36,11 +32,6 @@ def plan_kernel(lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr, num_rows, 
     total = tl.sum(tiles, 0) * HKV
     least = tl.minimum(LEAST, (tl.max(tiles, 0) + FEW - 1) // FEW)
     each = tl.maximum(tl.maximum((total + programs - 1) // programs, least), 1)
-    most, heads = tl.max(tiles, 0), tl.sum((tiles > 0).to(tl.int32), 0) * HKV
-    busiest = most * ((heads + programs - 1) // programs)
-    if (most * heads * 16 <= total * 17) & (busiest * 10 <= each * WHOLE):
-        tiles = tl.where(tiles > 0, most, 0)
-        total, each = most * heads, tl.maximum(busiest, 1)
     begin = tl.sum(tl.where(r < row, tiles, 0), 0)
     end = begin + tl.sum(tl.where(r == row, tiles, 0), 0)
     if row == 0:
