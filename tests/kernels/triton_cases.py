@@ -178,6 +178,8 @@ CASES: dict[str, Case] = {
     "linear cuBLAS": linear(Choice(form="torch"), 130, norm=True, gated=True),
     "attention many lengths": attention(Geometry(heads=4, kv_heads=2, dim=32), [1, 63, 0, 64, 65, 150],
                                         tile=SMALL),
+    "attention equal lengths": attention(Geometry(heads=4, kv_heads=2, dim=32), [150, 147, 0, 150, 129, 150],
+                                         tile=SMALL),
     "attention head-major pages of a tile and more": attention(
         Geometry(heads=3, kv_heads=1, dim=64, page=64, head_major=True), [130, 7], sinks=True, qk_norm=True,
         tile=SMALL),

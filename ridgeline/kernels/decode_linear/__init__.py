@@ -12,7 +12,15 @@ from torch import Tensor
 
 from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear.reference import linear_reference
-from ridgeline.kernels.decode_linear.tuning import MAX_TILES, Choice, LinearShape, Tuning, bucket, tuning_for
+from ridgeline.kernels.decode_linear.tuning import (
+    MAX_ROWS,
+    MAX_TILES,
+    Choice,
+    LinearShape,
+    Tuning,
+    bucket,
+    tuning_for,
+)
 from ridgeline.kernels.gpu import Gpu, pointer
 
 _TRIGGERS = {"loop": 1, "start": 2, "end": 3}  # PDL of triton.py
@@ -110,12 +118,17 @@ class DecodeLinears:
         if choice is None:
             choice = self.tuning.library(call.shape, len(call.x_MK))
         if call.norm_K is not None:
-            normed = torch.nn.functional.rms_norm(call.x_MK, call.x_MK.shape[-1:], call.norm_K, call.eps)
-            call = replace(call, x_MK=normed, norm_K=None)
+            call = replace(call, x_MK=self._norm_before(call.x_MK, call.norm_K, call.eps), norm_K=None)
         if call.gated:
             both = self._product(replace(call, gated=False, residual_MN=None, out_MN=None), choice)
             return self._gate(both, call)
         return self._product(call, choice)
+
+    def _norm_before(self, x_MK: Tensor, norm_K: Tensor, eps: float) -> Tensor:
+        """Rows of decodes stand in graphs, where ours starts sooner; torch's costs less to launch."""
+        if len(x_MK) <= MAX_ROWS:
+            return self.norm(x_MK, norm_K, eps)
+        return torch.nn.functional.rms_norm(x_MK, x_MK.shape[-1:], norm_K, eps)
 
     def _product(self, call: Call, choice: Choice) -> Tensor:
         """Plain, by the library: a weight without norm and gate."""
