@@ -205,7 +205,8 @@ def _add_memory_flags(group: argparse._ActionsContainer) -> None:
         "--policy",
         default="fcfs",
         metavar="NAME[:SETTING]",
-        help="who runs when: fcfs, static, prefill, chunked:N, slo, priority, fair, shortest or reuse (fcfs)",
+        help="who runs when: fcfs, static, prefill, chunked:N, slo, priority, fair, shortest, reuse or "
+        "throughput (fcfs)",
     )
 
 

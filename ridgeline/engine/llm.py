@@ -5,7 +5,7 @@ import gc
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
@@ -31,7 +31,9 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class _Assembled:
-    """A model ready to run: what LLM and AsyncLLM share."""
+    """A model ready to run: what LLM and AsyncLLM share. default_policy: who runs when, unless it is said."""
+
+    default_policy: ClassVar[str] = "fcfs"
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class _Assembled:
         block_tokens: int | None = None,
         prefix_caching: bool = True,
         cache: bool = True,
-        policy: str = "fcfs",
+        policy: str | None = None,
         ttft_s: float | None = None,
         tpot_s: float | None = None,
         speculate: str | None = None,
@@ -71,7 +73,8 @@ class _Assembled:
         chat_template: str | None = None,
         progress: bool = True,
     ) -> None:
-        """Load a model; the parameters are EngineConfig's. The errors say what to change."""
+        """Load a model; the parameters are EngineConfig's, but that policy None is `default_policy`. The
+        errors say what to change."""
         config = EngineConfig(
             model=model,
             tokenizer=tokenizer,
@@ -91,7 +94,7 @@ class _Assembled:
             block_tokens=block_tokens,
             prefix_caching=prefix_caching,
             cache=cache,
-            policy=policy,
+            policy=self.default_policy if policy is None else policy,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             speculate=speculate,
@@ -112,7 +115,7 @@ class _Assembled:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Self:
-        """The same from a config object."""
+        """The same from a config object, by the policy that it names."""
         made = cls.__new__(cls)
         made._start(config)
         return made
@@ -163,7 +166,10 @@ class _Assembled:
 
 
 class LLM(_Assembled):
-    """Offline generation. Not for several event loops; a second thread waits for its turn."""
+    """Offline generation, so that all answers are there soonest. Not for several event loops; a second thread
+    waits for its turn."""
+
+    default_policy = "throughput"
 
     def _start(self, config: EngineConfig) -> None:
         super()._start(config)

@@ -92,7 +92,8 @@ class Book:
         self.counters.num_requests += 1
         for request in choices:
             if new.predicted_output is None:
-                request.predicted_output = self.outputs.usual(request.tenant, request.max_tokens)
+                request.predicted_output = request.max_tokens if request.params.fixed_length else \
+                    self.outputs.usual(request.tenant, request.max_tokens)
             request.order = self._policy.order(request)
             self.requests[request.number] = request
             for token in request.stop_token_ids:

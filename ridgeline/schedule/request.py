@@ -54,7 +54,7 @@ class NewRequest:
     first_token_s: when the prompt's last token, which is the answer's first, came to the client from the
     engine that computed the rest; None: all of the prompt is one. leases: what it computed stays pinned when
     it has ended, until somebody acknowledges that its cache has arrived elsewhere. predicted_output: tokens
-    expected of an answer; None: as many as its tenant's had.
+    expected of an answer; None: all it may have where nothing else ends it, else as many as its tenant's had.
     """
 
     id: str

@@ -59,7 +59,8 @@ def prompt_of(offered: Offered, number: int, vocab_size: int) -> NDArray[np.int3
 
 @cache
 def _exactly(num_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    """Of a text that no token ends. That nothing else does is not said: of real requests nobody knows it."""
+    return SamplingParams(max_tokens=num_tokens)
 
 
 def request_of(offered: Offered, number: int, vocab_size: int) -> NewRequest:

@@ -59,6 +59,11 @@ class SamplingParams:
         return self.temperature < 1e-5
 
     @property
+    def fixed_length(self) -> bool:
+        """True when nothing ends the text before max_tokens or the context's border."""
+        return self.ignore_eos and not self.stop and not self.stop_token_ids
+
+    @property
     def needs_history(self) -> bool:
         """True when the sampler reads the tokens so far (penalties)."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -102,6 +102,7 @@ def test_what_was_chosen_is_told(llm: LLM) -> None:
     info = llm.info
     assert {"open", "weights", "executor"} <= info["startup"]["phases_s"].keys()
     assert info["startup"]["choices"]["threads"] == {"value": 1, "why": "as given"}
+    assert info["policy"] == "throughput"
     assert info["max_model_len"] == info["max_request_tokens"] == 256 and info["weights_bytes"] > 0
 
 
@@ -123,6 +124,7 @@ def test_small_cache_names_the_largest_request(folder: Path, caplog: pytest.LogC
                           max_model_len=200,
                           kv_cache_bytes=9 * 2 * 2 * 2 * 8 * 4 * 16)  # fmt: skip
     with LLM.from_config(config) as small:
+        assert small.info["policy"] == "fcfs"
         most = small.info["max_request_tokens"]
         assert 100 <= most <= 128 and f"max_request_tokens = {most}" in caplog.text
         with pytest.raises(RequestError, match=str(most)):
@@ -155,6 +157,7 @@ def test_streams(folder: Path, llm: LLM) -> None:
     async def work() -> None:
         engine = AsyncLLM(str(folder), load_format="dummy", dtype="float32", threads=1, max_num_seqs=8)
         try:
+            assert engine.info["policy"] == "fcfs"
             prompts = ["hello", "some other", "third"]
             ends = await asyncio.gather(*(stream(engine, prompt) for prompt in prompts))
             for end, want in zip(ends, llm.generate(prompts, GREEDY), strict=True):

@@ -20,7 +20,8 @@ from ridgeline.spec.sampling import SamplingParams
 
 ROWS, WAITING = 256, 1000
 UNIT_S = 33e-6  # busy_work() on an idle core of the machine that the target was measured on
-POLICIES = ("static", "fcfs", "prefill", "chunked:512", "priority", "fair", "shortest", "reuse", "slo")
+POLICIES = ("static", "fcfs", "prefill", "chunked:512", "priority", "fair", "shortest", "reuse", "slo",
+            "throughput")
 NEEDS = Needs(targets=Targets(ttft_s=1.0, tpot_s=0.02), price=lambda step: 0.01)
 
 

@@ -64,7 +64,8 @@ def test_whoever_is_called_late_is_late(seed: int, num_pages: int, passes: int) 
     assert called
 
 
-@pytest.mark.parametrize("policy", ["priority", "shortest", "fair", "reuse", "chunked:8", "prefill"])
+@pytest.mark.parametrize("policy", [
+    "priority", "shortest", "fair", "reuse", "chunked:8", "prefill", "throughput"])
 @pytest.mark.parametrize("seed, num_pages", [(1, 80), (2, 24)])
 def test_in_a_policy_s_own_order_whoever_is_called_late_is_late(policy: str, seed: int,
                                                                  num_pages: int) -> None:

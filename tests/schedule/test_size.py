@@ -55,7 +55,8 @@ def test_the_limit_falls_below_the_step_and_comes_back_slowly() -> None:
 
 
 @pytest.mark.parametrize(("policy", "depth"), [
-    ("fcfs", 2), ("chunked:16", 3), ("slo", 1), ("priority", 2), ("static", 2), ("prefill", 3)])
+    ("fcfs", 2), ("chunked:16", 3), ("slo", 1), ("priority", 2), ("static", 2), ("prefill", 3),
+    ("throughput", 2)])
 def test_a_machine_with_room_for_few_tokens_serves_all(policy: str, depth: int) -> None:
     """Whole steps raise above 7 tokens, prompts are longer: every answer is as on a large machine."""
     harness = Harness(num_pages=80, depth=depth, policy=policy, short=lambda plan: plan.num_tokens > 7)

@@ -16,7 +16,8 @@ from ridgeline.schedule.request import Finish
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers_schedule import VOCAB, Harness, expected
 
-POLICIES = ["fcfs", "priority", "static", "prefill", "chunked:6", "fair", "shortest", "reuse", "slo"]
+POLICIES = ["fcfs", "priority", "static", "prefill", "chunked:6", "fair", "shortest", "reuse", "slo",
+            "throughput"]
 # Prompts share prefixes of these, so that hits of whole and of part blocks happen.
 BASES = ([3 + i % 30 for i in range(40)], [5 + (i * i) % 29 for i in range(40)])
 

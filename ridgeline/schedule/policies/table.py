@@ -14,6 +14,7 @@ from ridgeline.schedule.policies.reuse import Reuse
 from ridgeline.schedule.policies.shortest import Shortest
 from ridgeline.schedule.policies.slo import Slo
 from ridgeline.schedule.policies.static import Static
+from ridgeline.schedule.policies.throughput import Throughput
 
 POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
     "static": lambda setting, needs: Static(),
@@ -26,6 +27,7 @@ POLICIES: Table[Callable[[str, Needs], Policy]] = Table("policy", {
     "reuse": lambda setting, needs: Reuse(),
     "slo": lambda setting, needs: Slo(needs),
     "shortest": lambda setting, needs: Shortest(),
+    "throughput": lambda setting, needs: Throughput(),
 })
 _SETTINGS = {"chunked": "chunked:512"}  # policies that take one, as they are written
 _BY_PRIORITY = ("priority", "slo")
