@@ -3,6 +3,7 @@ that runs out; a request whose numbers are not finite."""
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,18 +101,23 @@ def test_deterministic_is_refused_for_blocks_without_such_a_path(tmp_path: Path)
 def test_without_kernels_torch_runs_the_model_and_says_so_once(
     tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No Triton, or a GPU of an older generation: the texts of a CPU."""
+    """No Triton, or a GPU of an older generation: the texts of a CPU, drawn ones and such with drafts too."""
+    prompts = [*PROMPTS, [4] * 8]
+    drawn = replace(GREEDY, temperature=0.8, top_p=0.9, seed=1, repetition_penalty=1.2)
+    asks = [GREEDY, GREEDY, drawn, GREEDY, replace(GREEDY, logit_bias={4: 30.0})]
+    same: dict[str, object] = {"dtype": "float32", "speculate": "ngram"}
     if "Triton" in lacking:
         monkeypatch.setattr("ridgeline.kernels.gpu.find_spec", lambda name: None)
     else:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    with caplog.at_level(logging.INFO, "ridgeline"), start(tmp_path, dtype="float32") as llm:
-        found = llm.generate(PROMPTS, GREEDY)
+    with caplog.at_level(logging.INFO, "ridgeline"), start(tmp_path, **same) as llm:
+        found = llm.generate(prompts, asks)
+        assert llm.stats()["num_accepted_tokens"]
     said = [text for text in caplog.messages if "reference path" in text]
     assert len(said) == 1 and lacking in said[0], said
     assert llm.info["startup"]["choices"]["kernels"]["value"] == "torch"
-    with start(tmp_path, dtype="float32", device="cpu") as twin:
-        for got, want in zip(found, twin.generate(PROMPTS, GREEDY), strict=True):
+    with start(tmp_path, **same, device="cpu") as twin:
+        for got, want in zip(found, twin.generate(prompts, asks), strict=True):
             assert got.outputs[0].token_ids == want.outputs[0].token_ids
             pair = (one.outputs[0].cumulative_logprob for one in (got, want))
             np.testing.assert_allclose(*pair, atol=1e-2)
@@ -195,7 +201,8 @@ def test_a_request_that_is_not_finite_fails_alone(tmp_path: Path, deterministic:
         wanted = llm.generate(PROMPTS, GREEDY)
         known = {token for one in wanted for token in (*one.prompt_token_ids, *one.outputs[0].token_ids)}
         bad = next(token for token in range(3, 97) if token not in known)
-        llm._engine.executor._model._embedding._weight[bad] = torch.nan  # type: ignore[index]
+        with torch.inference_mode():
+            llm._engine.executor._model._embedding._weight[bad] = torch.nan  # type: ignore[index]
         outputs = llm.generate([*PROMPTS[:2], [5, bad, 7], *PROMPTS[2:]], GREEDY)
         (broken,) = outputs.pop(2).outputs
         assert broken.finish_reason == "error" and not broken.token_ids

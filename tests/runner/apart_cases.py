@@ -5,11 +5,14 @@ interpreter has no bfloat16, and gets float16."""
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from ridgeline.base.clock import WallClock
+from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.gpu import Gpu
+from ridgeline.kernels.prefill_attention import Chunk, PrefillAttention
 from ridgeline.nn.build import build_model
 from ridgeline.runner.gpu import GpuExecutor
 from ridgeline.runner.speculate.ngram import Ngram
@@ -20,6 +23,7 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
 from tests.helpers import tiny_spec
 from tests.invariance.driver import MOST_DRAFTS, Job, Setup, Text, Tiny
+from tests.kernels.triton_cases import random
 from tests.runner.gpu_cases import without_device
 
 WORDS = (5, 11, 37)  # of all answers, so that n-grams find drafts; the model says their order
@@ -95,6 +99,46 @@ def company(gpu: Gpu, dtype: torch.dtype) -> None:
     assert sums["num_cached_tokens"] and sums["num_preemptions"], sums
 
 
+def products(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Rows of a product, and of all that goes with it, have the bits that they have beside others and in
+    other places, over one tile and more."""
+    dtype = torch.float16 if gpu.interpret else torch.bfloat16
+    rows, n, k = (70, 70, 160) if gpu.interpret else (1000, 1111, 4096)
+    x, weight = random(gpu, dtype, rows, k), random(gpu, dtype, 2 * n, k, scale=k**-0.5)
+    linears, out = DecodeLinears(replace(gpu, apart=True)), torch.empty(rows, n, device=gpu.device)
+    for call in (
+        Call(x_MK=x, weight=weight[:n], out_MN=out),
+        Call(x_MK=x, weight=weight[n:], bias=random(gpu, dtype, n), residual_MN=random(gpu, dtype, rows, n)),
+        Call(x_MK=x, weight=weight, norm_K=random(gpu, dtype, k), eps=1e-5, gated=True),
+    ):
+        whole = linears(call).clone()
+        for low, high in ((0, 1), (17, 18), (69, 70), (3, 68), (1, rows)):
+            fewer = replace(call, **{name: tensor[low:high] for name in ("x_MK", "residual_MN", "out_MN")
+                                     if (tensor := getattr(call, name)) is not None})
+            assert torch.equal(linears(fewer), whole[low:high]), (low, high)
+
+
+def attention(gpu: Gpu, dtype: torch.dtype) -> None:
+    """A GPU's: tokens of a prompt attend to the same bits in chunks of any length, short and beyond what
+    fills all processors, with a window and without."""
+    heads, groups, dim, tokens, page = 16, 2, 64, 2500, 64
+    attend = PrefillAttention(replace(gpu, apart=True))
+    qkv = random(gpu, torch.bfloat16, tokens, heads + 2 * groups, dim)
+    pages = random(gpu, torch.bfloat16, -(-tokens // page), 2, groups, page, dim)
+    keys, values = pages.transpose(2, 3).unbind(1)
+    table = torch.arange(len(pages), dtype=torch.int32, device=gpu.device)
+    for window in (None, 1000):
+        outs = []
+        for cuts in ((0, tokens), (0, 1, 2, 70, 191, 700, 1999, 2436, 2499, tokens)):
+            made = []
+            for low, high in pairwise(cuts):
+                plan = attend.plan([Chunk(first=0, start=low, count=high - low)], table[None], keys, values,
+                                   num_heads=heads, dtype=torch.bfloat16, window=window)
+                made.append(attend(qkv[low:high], keys, values, plan, scale=dim**-0.5))
+            outs.append(torch.cat(made))
+        assert torch.equal(*outs), window
+
+
 def under(name: str, setup: Setup, *counts: str) -> Callable[[Gpu, torch.dtype], None]:
     """A model's texts under a setup, in which these things happen."""
 
@@ -111,8 +155,11 @@ SPECS = {
     "biases, untied": tiny_spec(head_dim=16, qkv_bias=True, tied=False),
 }
 LONG = work((70, 131, 90, 27, 133, 1), 20)  # beyond tiles of 64 keys, and of 32 queries
-CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {"company": company}
+CASES: dict[str, Callable[[Gpu, torch.dtype], None]] = {
+    "company": company, "products": products,
+}  # fmt: skip
 LARGE = {  # for a GPU
+    "attention": attention,
     "in one batch": under("plain", replace(ALL, num_rows=6, max_step_tokens=512, prefix_caching=False)),
     "drafted": under("plain", replace(ALL, max_step_tokens=37, speculate="ngram"), "accepted_tokens",
                      "preemptions"),

@@ -25,8 +25,9 @@ def test_on_the_gpu(name: str) -> None:
         CASES[name](open_gpu(CUDA, max_rows=4), torch.float32)
 
 
-def test_deterministic_interpreted() -> None:
-    assert interpreted("tests.runner.apart_cases", "company") == ""
+@pytest.mark.parametrize("name", apart_cases.CASES)
+def test_deterministic_interpreted(name: str) -> None:
+    assert interpreted("tests.runner.apart_cases", name) == ""
 
 
 @pytest.mark.parametrize("name", on_gpu(apart_cases.CASES | apart_cases.LARGE))
