@@ -6,6 +6,9 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 MODEL ?=
 TORCH_INDEX ?=
 
+# The rooms that have tests for a GPU: no others are collected, and no HTTP client is needed where they run.
+GPU_TESTS := tests/engine tests/kernels tests/nn tests/oracle tests/runner
+
 # pytest ends with 5 when no test has the mark: nothing to run is no failure.
 OR_NONE = || [ $$? -eq 5 ]
 FIND_GPU = import sys, torch; \
@@ -63,7 +66,7 @@ soak: setup
 # Tests first: a speed counts only behind a green test.
 gpu: setup
 	@$(BIN)/python -c '$(FIND_GPU)'
-	$(BIN)/python -m pytest -q -m "gpu" $(OR_NONE)
+	$(BIN)/python -m pytest -q -m "gpu" $(GPU_TESTS) $(OR_NONE)
 	$(BIN)/ridgeline bench kernels
 	$(BIN)/ridgeline bench kernels qwen3-0.6b
 	$(BIN)/ridgeline bench startup llama-3.1-8b --load-format dummy

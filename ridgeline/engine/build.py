@@ -277,7 +277,9 @@ def _prepare(
         )
     else:
         kinds = ", ".join(model.not_capturable)
-        startup.choose("decode", "kernel by kernel", f"graphs cannot hold these blocks: {kinds}")
+        why = f"graphs cannot hold these blocks: {kinds}" if kinds else (
+            "deterministic: a token of a decode goes as a prompt's do, and nothing is recorded")
+        startup.choose("decode", "kernel by kernel", why)
 
 
 def _account(spec: ModelSpec, weights: Weights, numerics: Numerics) -> Account:

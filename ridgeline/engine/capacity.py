@@ -1,5 +1,7 @@
 """What an engine can hold: its weights counted, its cache, rows and steps sized by the memory there is."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,22 @@ from ridgeline.engine.adapters import slots_bytes
 from ridgeline.engine.host import decide_host
 from ridgeline.engine.machine import available_bytes
 from ridgeline.engine.numerics import Numerics
-from ridgeline.engine.sizes import GpuRoom, block_tokens, decide_sizes, graph_bytes, step_tokens
+from ridgeline.engine.sizes import (
+    GpuRoom,
+    block_tokens,
+    change_that_fits,
+    decide_sizes,
+    graph_bytes,
+    least_cache_bytes,
+    step_tokens,
+)
 from ridgeline.engine.startup import Startup
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.nn.load import Weights
 from ridgeline.nn.replay import recorded_bytes
 from ridgeline.runner.short_graphs import most_tokens
 from ridgeline.schedule.executor import Capacity
-from ridgeline.spec.cache import plan_layout
+from ridgeline.spec.cache import CacheLayout, plan_layout
 from ridgeline.spec.model import ModelSpec
 
 
@@ -31,7 +41,7 @@ def decide_capacity(
     adapter_bytes = slots_bytes(config, spec, slots)
     sizes = decide_sizes(
         config, layout, max_position=spec.max_position, free_bytes=available_bytes(), startup=startup,
-        room=_gpu_room(config, spec, numerics, weights, device, adapter_bytes) if on_gpu else None,
+        room=_gpu_room(config, spec, numerics, weights, device, layout, adapter_bytes) if on_gpu else None,
         recorded_bytes=recorded_bytes(
             spec, threads=torch.get_num_threads(), max_tokens=config.max_model_len or spec.max_position
         ) if numerics.name == "packed" else 0,
@@ -51,22 +61,28 @@ def decide_capacity(
 
 def _gpu_room(
     config: EngineConfig, spec: ModelSpec, numerics: Numerics, weights: Weights, device: torch.device,
-    adapter_bytes: int,
+    layout: CacheLayout, adapter_bytes: int,
 ) -> GpuRoom:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    size = numerics.activations.itemsize
-    longest = config.max_num_batched_tokens or step_tokens(config, on_gpu=True)
-    return GpuRoom(
-        total_bytes=total, free_bytes=free, weights_bytes=sum(held_bytes(weights).values()),
-        adapter_bytes=adapter_bytes,
-        step_bytes=step_bytes(
-            spec, step_tokens=longest, num_seqs=config.max_num_seqs, element_bytes=size,
-            context=config.max_model_len or spec.max_position),
-        graph_bytes=graph_bytes(
-            spec, num_seqs=config.max_num_seqs, num_tokens=most_tokens(spec, longest), element_bytes=size,
-            adapted=adapter_bytes > 0),
-    )  # fmt: skip
+    size, held = numerics.activations.itemsize, sum(held_bytes(weights).values())
+
+    def room(longest: int, num_seqs: int) -> GpuRoom:
+        return GpuRoom(
+            total_bytes=total, free_bytes=free, weights_bytes=held, adapter_bytes=adapter_bytes,
+            step_bytes=step_bytes(
+                spec, step_tokens=longest, num_seqs=num_seqs, element_bytes=size,
+                context=config.max_model_len or spec.max_position),
+            graph_bytes=graph_bytes(
+                spec, num_seqs=num_seqs, num_tokens=most_tokens(spec, longest), element_bytes=size,
+                adapted=adapter_bytes > 0),
+        )  # fmt: skip
+
+    sizes = config.max_num_batched_tokens or step_tokens(config, on_gpu=True), config.max_num_seqs
+    found, least = room(*sizes), least_cache_bytes(layout)
+    if found.cache_bytes >= least:
+        return found
+    return replace(found, change=change_that_fits(config, room, least))
 
 
 def held_bytes(weights: Weights) -> dict[str, int]:

@@ -3,6 +3,7 @@
 Arithmetic over what it is given, so that every rule can be tested without a model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.base.config import EngineConfig
@@ -36,7 +37,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRoom:
     """A GPU's memory once the weights and the slots of adapters are there, in bytes: free, and what of it
-    steps and graphs will take."""
+    steps and graphs will take. change: what to set so that a cache has room too; "" where it has, and where
+    nothing helps."""
 
     total_bytes: int
     weights_bytes: int
@@ -44,6 +46,7 @@ class GpuRoom:
     step_bytes: int
     graph_bytes: int
     adapter_bytes: int = 0
+    change: str = ""
 
     @property
     def cache_bytes(self) -> int:
@@ -65,6 +68,25 @@ def graph_bytes(spec: ModelSpec, *, num_seqs: int, num_tokens: int, element_byte
     shared = _ATTENTION_BYTES + num_seqs * spec.hidden_size * 32 * element_bytes
     shared += step_bytes(spec, step_tokens=num_tokens, num_seqs=0, context=0, element_bytes=element_bytes)
     return shared + (1 + adapted) * _NODE_BYTES * len(spec.layers)
+
+
+def least_cache_bytes(layout: CacheLayout) -> int:
+    """Of a cache that holds one block, and the null page."""
+    return (1 + layout.pages_for(1)) * layout.page_bytes
+
+
+def change_that_fits(config: EngineConfig, room: Callable[[int, int], GpuRoom], least_bytes: int) -> str:
+    """What leaves a cache of least_bytes: shorter steps, else fewer sequences; "" where neither does. room:
+    of (tokens of a step, sequences)."""
+    tokens, rows = config.max_num_batched_tokens or step_tokens(config, on_gpu=True), config.max_num_seqs
+    shorter = [tokens >> i for i in range(1, tokens.bit_length())]
+    for size in shorter:
+        if size >= policy_tokens(config.policy) and room(size, rows).cache_bytes >= least_bytes:
+            return f"set max_num_batched_tokens to {size}"
+    for fewer in [rows >> i for i in range(1, rows.bit_length())]:
+        if room(tokens, fewer).cache_bytes >= least_bytes:
+            return f"set max_num_seqs to {fewer}"
+    return ""
 
 
 def check_weights(spec: ModelSpec, *, element_bytes: int, free_bytes: int, total_bytes: int) -> None:
@@ -123,9 +145,9 @@ def decide_sizes(
         cache_bytes = _cache_bytes(config, layout, wanted, room.cache_bytes, startup, room.text())
     num_pages = cache_bytes // layout.page_bytes
     if num_pages < 1 + layout.pages_for(1):
-        least = (1 + layout.pages_for(1)) * layout.page_bytes
         raise ConfigError(
-            f"kv_cache_bytes {cache_bytes} does not hold a single block: give at least {format_bytes(least)}"
+            f"kv_cache_bytes {cache_bytes} does not hold a single block: give at least "
+            f"{format_bytes(least_cache_bytes(layout))}"
         )
     largest = KVManager(layout, num_pages).largest_request(wanted)
     if config.max_model_len is not None:
@@ -155,11 +177,12 @@ def _check(config: EngineConfig, max_position: int) -> None:
 
 
 def _check_room(config: EngineConfig, layout: CacheLayout, room: GpuRoom) -> None:
-    least = (1 + layout.pages_for(1)) * layout.page_bytes
+    least = least_cache_bytes(layout)
     if room.cache_bytes < least:
+        missing = format_bytes(least - room.cache_bytes)
         raise ConfigError(
             f"{room.text()}: {format_bytes(max(0, room.cache_bytes))} are left for the KV cache, which needs "
-            f"{format_bytes(least)} at least; lower max_num_batched_tokens or max_num_seqs")
+            f"{format_bytes(least)} at least; {room.change or f'free another {missing}, or use device cpu'}")
     if config.kv_cache_bytes is not None and config.kv_cache_bytes > room.cache_bytes:
         raise ConfigError(
             f"kv_cache_bytes {format_bytes(config.kv_cache_bytes)} do not fit: {room.text()}; "

@@ -258,7 +258,8 @@ class LocalExecutor:
                      proposal=outcome.proposals.get(place, _NO_DRAFTS))
                 for place, row, where, position in zip(
                     places.tolist(), rows.tolist(), first.tolist(), (positions - draft).tolist())])
-            self._rows.last_token[rows_S] = torch.tensor([tokens[-1] for tokens in taken])
+            last_S = torch.tensor([tokens[-1] for tokens in taken], device=self._rows.last_token.device)
+            self._rows.last_token[rows_S] = last_S
         else:
             asked_S = rows_S, torch.from_numpy(positions)
             out = self._sampler.sample(logits_SV, *asked_S) if self.grammars is None else \

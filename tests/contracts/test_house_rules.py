@@ -1,6 +1,7 @@
 """Protects the size of the house and two of its habits, by reading the source."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +85,10 @@ def test_no_function_rebinds_a_module_name() -> None:
     found = [f"{p.relative_to(ROOT)}:{n.lineno}" for p, tree in _trees() for n in ast.walk(tree)
              if isinstance(n, ast.Global)]
     assert not found, found
+
+
+def test_make_gpu_collects_every_room_with_tests_for_a_gpu() -> None:
+    marked = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")
+              if re.search(r"ONLY_GPU|on_gpu\(|mark\.gpu", path.read_text(encoding="utf-8"))}
+    (line,) = re.findall(r"^GPU_TESTS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert marked - {"tests/contracts"} == set(line.split())

@@ -12,7 +12,7 @@ import torch
 from ridgeline.base.clock import WallClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
-from ridgeline.engine.numerics import Numerics, choose_device, choose_numerics
+from ridgeline.engine.numerics import Numerics, choose_device, choose_gpu, choose_numerics
 from ridgeline.engine.startup import Startup
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.models.resolve import open_model
@@ -47,6 +47,20 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     for device, said in (("cuda", "no NVIDIA GPU"), ("tpu", "not known")):
         with pytest.raises(ConfigError, match=said):
             choose_device(EngineConfig(device=device), Startup(WallClock()))
+
+
+@pytest.mark.parametrize(("capability", "says"), [
+    (None, "Triton is not installed"), ((7, 5), "compute capability 7.5 is below 8.0")])
+def test_a_gpu_without_kernels_is_left_to_torch(capability: tuple[int, int] | None, says: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once, with the reason. On a GPU such a start runs in tests/engine/test_gpu.py."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("ridgeline.kernels.gpu.find_spec", lambda name: capability)
+    startup = Startup(WallClock())
+    assert choose_gpu(EngineConfig(), torch.device("cuda"), startup) is None
+    value, why = startup.choices["kernels"]
+    assert value == "torch" and says in why and why.endswith(": the slow reference path")
 
 
 def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:

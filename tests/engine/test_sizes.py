@@ -3,15 +3,19 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ridgeline.base.clock import VirtualClock
 from ridgeline.base.config import EngineConfig
 from ridgeline.base.errors import ConfigError
 from ridgeline.base.units import GB
+from ridgeline.engine.capacity import decide_capacity
+from ridgeline.engine.numerics import Numerics
 from ridgeline.engine.sizes import (
     GpuRoom,
     Sizes,
     block_tokens,
+    change_that_fits,
     check_weights,
     decide_sizes,
     decide_threads,
@@ -22,6 +26,8 @@ from ridgeline.engine.startup import Startup
 from ridgeline.kv.manager import KVManager
 from ridgeline.ledger.memory import step_bytes
 from ridgeline.models.checkpoint import open_shape
+from ridgeline.nn.load import dense
+from ridgeline.schedule.executor import Capacity
 from ridgeline.spec.cache import Paged, plan_layout
 
 LAYOUT = plan_layout([(Paged(bytes_per_entry=1024),)] * 4, block_tokens=16)  # 65,536 bytes a page
@@ -120,11 +126,28 @@ def test_a_gpu_gives_the_cache_what_steps_and_graphs_leave() -> None:
 
 def test_a_gpu_that_is_too_small_is_refused_in_bytes() -> None:
     """What there is, who takes it, and the change that fits; a cache that is asked for is not cut."""
-    with pytest.raises(ConfigError, match=r"6 GB are free .*5 GB .*3 GB.*max_num_batched_tokens"):
-        decide(room=replace(ROOM, free_bytes=6 * GB))
+    short = replace(ROOM, free_bytes=6 * GB)
+    with pytest.raises(ConfigError, match=r"6 GB are free .*5 GB .*3 GB.*free another 4 GB"):
+        decide(room=short)
+    with pytest.raises(ConfigError, match=r"at least; set max_num_seqs to 3$"):
+        decide(room=replace(short, change="set max_num_seqs to 3"))
     with pytest.raises(ConfigError, match=r"kv_cache_bytes 61 GB .*at most 60000000000"):
         decide(room=ROOM, kv_cache_bytes=61 * GB)
     assert decide(room=ROOM, kv_cache_bytes=60 * GB)[0].num_pages == 60 * GB // LAYOUT.page_bytes
+
+
+def test_the_change_that_is_named_fits() -> None:
+    """Steps as long as can be, else as many sequences; where neither helps, none is named."""
+    def change(token_bytes: int, row_bytes: int, free: int, policy: str = "fcfs") -> str:
+        def room(tokens: int, rows: int) -> GpuRoom:
+            return replace(ROOM, free_bytes=free, step_bytes=tokens * token_bytes + rows * row_bytes,
+                           graph_bytes=0)
+
+        return change_that_fits(EngineConfig(max_num_seqs=64, policy=policy), room, 1000)
+
+    assert change(1_000_000, 0, 5 * GB) == "set max_num_batched_tokens to 2048"
+    assert change(1_000, 100_000_000, 5 * GB) == "set max_num_seqs to 16"
+    assert change(1_000, 0, 2 * GB) == change(1_000_000, 0, 5 * GB, "chunked:4096") == ""
 
 
 def test_weights_that_are_too_large_are_refused_before_they_are_loaded() -> None:
@@ -184,3 +207,19 @@ def test_startup_record_is_plain_data() -> None:
         "phases_s": {"weights": 1.5},
         "choices": {"threads": {"value": 2, "why": "all cores"}},
     }
+
+
+def test_what_a_small_gpu_is_told_to_set_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An 8B's steps and graphs in 2.5 GB: the change that the error names leaves room for a cache."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2_500_000_000, 24 * GB))
+    bf16 = torch.bfloat16
+    numerics = Numerics(name="bfloat16", activations=bf16, cache=bf16, policy=dense(bf16))
+
+    def capacity(**config: int) -> Capacity:
+        return decide_capacity(EngineConfig(**config), open_shape("llama-3.1-8b").spec, numerics, {},
+                               torch.device("cuda"), Startup(VirtualClock()), None)
+
+    with pytest.raises(ConfigError, match=r"; set max_num_batched_tokens to 4096$"):
+        capacity()
+    made = capacity(max_num_batched_tokens=4096)
+    assert made.max_step_tokens == 4096 and made.num_pages > 2

@@ -1,5 +1,5 @@
 """The kernels around decodes and chunks against their twins, and a whole model on the GPU's kernels against
-plain torch. In the interpreter and on a GPU."""
+plain torch. The former in the interpreter and on a GPU, models in the interpreter."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,8 +74,6 @@ def model(spec: ModelSpec) -> Case:
     """Greedy text of a whole prompt, of chunks, and beside another row, as plain torch gives it."""
 
     def check(gpu: Gpu, dtype: torch.dtype) -> None:
-        if not gpu.interpret:
-            return  # in bfloat16 texts part at near ties: tests/runner/test_gpu.py
         plain, ours = (Hand(spec=spec, weights=tiny_weights(spec)) for _ in range(2))
         ours.model = build_model(spec, ours.weights, dtype, replace(gpu, max_rows=8))
         ours.model.bind_cache(ours.capacity.layout, ours.executor._cache.region, dtype)
@@ -133,8 +131,6 @@ class Recorded(Recorder):
 def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
     """Decodes of any number of rows, padded to a size, recorded once, fed by their own last tokens: the texts
     of plain torch."""
-    if not gpu.interpret:
-        return  # tests/runner/test_gpu.py
     spec = tiny_spec(head_dim=16, num_layers=1, qk_norm=True)
     plain, ours = (Hand(spec=spec, weights=tiny_weights(spec), num_rows=5) for _ in range(2))
     gpu = replace(gpu, max_rows=5)
@@ -166,11 +162,13 @@ def graphs(gpu: Gpu, dtype: torch.dtype) -> None:
 
 
 DYNAMIC = RopeSpec(kind="dynamic", theta=10_000.0, rotary_dim=16, max_position=16, factor=4.0)
-CASES: dict[str, Case] = {
+BOTH: dict[str, Case] = {
     "inputs": inputs,
     "angles": turns,
     "written": written(qk_norm=False, rotary=24),
     "written with norms, part turned": written(qk_norm=True, rotary=16),
+}
+CASES: dict[str, Case] = BOTH | {  # in a GPU's bfloat16 texts part at near ties: tests/runner/test_gpu.py
     "graphs": graphs,
     "model": model(tiny_spec(head_dim=16, num_layers=1)),
     "model with windows and sinks": model(sunk(tiny_spec(head_dim=16, windows=(8, None)))),

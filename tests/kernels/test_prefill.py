@@ -89,7 +89,7 @@ def test_pages_at_once_stay_in_registers(dim: int, tmp_path: Path) -> None:
 
 
 def test_which_steps_take_pages_at_once() -> None:
-    """Long ones, by 16-bit pages of one tile each."""
+    """Long ones, by 16-bit pages of one tile each; none where tiles must be of one size."""
     gpu = Gpu(device=torch.device("cpu"), name="", processors=132, interpret=False, programmatic=True,
               descriptors=True)
 
@@ -106,6 +106,7 @@ def test_which_steps_take_pages_at_once() -> None:
     assert not whole(4000, pages.to(torch.float8_e4m3fn))
     assert not whole(4000, torch.empty(3, 8, 16, 128, dtype=BF16).transpose(1, 2))
     assert not whole(4000, pages, replace(gpu, descriptors=False))
+    assert not whole(4000, pages, replace(gpu, apart=True))
 
 
 @pytest.mark.parametrize(("cache", "kv_bytes", "dim"), [("*bf16", 2, 128), ("*fp8e4nv", 1, 128),

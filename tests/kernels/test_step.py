@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.gpu import open_gpu
 from tests.kernels.devices import CUDA, interpreted, on_gpu
-from tests.kernels.step_cases import CASES
+from tests.kernels.step_cases import BOTH, CASES
 from tests.kernels.triton_cases import poisoned
 
 
@@ -16,7 +16,7 @@ def test_interpreted(name: str) -> None:
     assert interpreted("tests.kernels.step_cases", name) == ""
 
 
-@pytest.mark.parametrize("name", on_gpu(CASES))
+@pytest.mark.parametrize("name", on_gpu(BOTH))
 def test_on_the_gpu(name: str) -> None:
     with poisoned():
-        CASES[name](open_gpu(CUDA), torch.bfloat16)
+        BOTH[name](open_gpu(CUDA), torch.bfloat16)

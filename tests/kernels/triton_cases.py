@@ -155,6 +155,15 @@ FP8 = torch.float8_e4m3fn
 TINY = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 32}
 SMALL = Tile(tokens=32, warps=2, stages=2, programs=2)
+def gate(gpu: Gpu, dtype: torch.dtype) -> None:
+    """What follows cuBLAS: rows longer than what is gated of them, of more than a program's outputs."""
+    n = 2051
+    y = random(gpu, dtype, 3, 2 * n + 8)[:, : 2 * n]
+    call = Call(x_MK=random(gpu, dtype, 3, 16), weight=random(gpu, dtype, 2 * n, 16), gated=True)
+    wanted = torch.nn.functional.silu(y[:, :n].float()) * y[:, n:].float()
+    close(DecodeLinears(gpu, Tuning.of("none", []))._gate(y, call), wanted, tolerance(dtype))
+
+
 CASES: dict[str, Case] = {
     "linear gemv plain": linear(Choice(form="gemv", block_n=4, block_k=64), 1, k=256),
     "linear gemv norm bias, ragged": linear(Choice(form="gemv", block_n=8, block_k=64), 1, norm=True,
@@ -175,6 +184,7 @@ CASES: dict[str, Case] = {
     "linear tma split": linear(Choice(form="tma", block_n=64, block_k=64, split=2, norm_apart=True), 3, n=64,
                                k=320, norm=True, residual=True),
     "linear tma without 16-byte rows": linear(Choice(form="tma", block_n=64, block_k=32), 2, k=90),
+    "gate": gate,
     "linear cuBLAS": linear(Choice(form="torch"), 130, norm=True, gated=True),
     "attention many lengths": attention(Geometry(heads=4, kv_heads=2, dim=32), [1, 63, 0, 64, 65, 150],
                                         tile=SMALL),

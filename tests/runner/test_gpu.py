@@ -160,6 +160,33 @@ def test_two_steps_in_flight(hand: Hand) -> None:
     assert out == whole
 
 
+def test_a_launch_waits_for_nothing(hand: Hand) -> None:
+    """Where the host would wait for the GPU, torch raises: prompts and chunks kernel by kernel and by graph,
+    beside decodes, and decodes; rows that ask for all that can be asked for take their places meanwhile."""
+    asks = [
+        GREEDY,
+        SCORED,
+        SamplingParams(temperature=0.9, top_p=0.9, seed=1, logprobs=1),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, min_tokens=3, logit_bias={5: 3.0}),
+        SamplingParams(temperature=0.0, prompt_logprobs=1),
+    ]
+    next_of = [Feed(row=row, start=37, tokens=[PLACEHOLDER]) for row in range(4)]
+    prompts = [Feed(row=row, start=0, tokens=PROMPT) for row in range(5)]
+    rounds = (prompts[:2] + prompts[4:], next_of[:2] + prompts[2:4]), (next_of[2:],)
+    for mode in ("default", "error"):  # the first time kernels are compiled, and graphs recorded
+        for row, params in enumerate(asks):
+            hand.start(row, PROMPT, params)
+        for steps in rounds:
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                tickets = [hand.begin(*feeds)[0] for feeds in steps]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            for ticket in tickets:
+                result = hand.executor.finish(ticket, 0.0)
+                assert not result.failed.any(), result.errors
+
+
 def test_forked_row(hand: Hand) -> None:
     """Shared pages, and a copy of the one that is written: what a prefix hit is made of."""
     whole = hand.generate(0, PROMPT, 4)

@@ -132,7 +132,7 @@ class PrefillAttention:
         assert count is not None
         if tile is None:
             fills = count * num_heads >= 2 * PAGES.heads * self._gpu.processors
-            pages = fills and self._takes_pages(keys_NPGD, dtype)
+            pages = fills and not self._gpu.apart and self._takes_pages(keys_NPGD, dtype)
             tile = PAGES if pages else tile_for(count, dim, width)
         if isinstance(chunks, Tensor):
             return Plan(table_SX=table_SX, chunks=(), choices=(), window=window, tile=tile,
