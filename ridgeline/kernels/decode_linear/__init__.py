@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear.reference import linear_reference
@@ -117,18 +118,15 @@ class DecodeLinears:
             return call.reference()
         if choice is None:
             choice = self.tuning.library(call.shape, len(call.x_MK))
-        if call.norm_K is not None:
-            call = replace(call, x_MK=self._norm_before(call.x_MK, call.norm_K, call.eps), norm_K=None)
+        x_MK, norm_K = call.x_MK, call.norm_K
+        if norm_K is not None:  # decodes stand in graphs, where ours starts sooner; torch's is launched sooner
+            few = len(x_MK) <= MAX_ROWS
+            normed = self.norm(x_MK, norm_K, call.eps) if few else rms_norm(x_MK, norm_K.shape, norm_K, call.eps)
+            call = replace(call, x_MK=normed, norm_K=None)
         if call.gated:
             both = self._product(replace(call, gated=False, residual_MN=None, out_MN=None), choice)
             return self._gate(both, call)
         return self._product(call, choice)
-
-    def _norm_before(self, x_MK: Tensor, norm_K: Tensor, eps: float) -> Tensor:
-        """Rows of decodes stand in graphs, where ours starts sooner; torch's costs less to launch."""
-        if len(x_MK) <= MAX_ROWS:
-            return self.norm(x_MK, norm_K, eps)
-        return torch.nn.functional.rms_norm(x_MK, x_MK.shape[-1:], norm_K, eps)
 
     def _product(self, call: Call, choice: Choice) -> Tensor:
         """Plain, by the library: a weight without norm and gate."""
