@@ -11,11 +11,11 @@ import torch
 from ridgeline.bench.chain import KV_BYTES, PAGE_TOKENS, Cache, parts
 from ridgeline.bench.timed import Timed
 from ridgeline.engine.ceilings import Ceilings
+from ridgeline.engine.timing import captured, median_s
 from ridgeline.kernels.gpu import Gpu
 from ridgeline.kernels.prefill_attention import Chunk, PrefillAttention
 from ridgeline.kernels.rotate_write import rotate_write
 from ridgeline.kernels.sampling import Requests, Sampling, ask_of
-from ridgeline.kernels.timing import captured, median_s
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.sampling import SamplingParams
 

@@ -18,11 +18,11 @@ from ridgeline.bench.chain import KV_BYTES, Cache, Chain, linear_shapes, parts
 from ridgeline.bench.timed import Timed
 from ridgeline.bench.tune import operands, time_calls, tune
 from ridgeline.engine.ceilings import Ceilings, measure_ceilings
+from ridgeline.engine.timing import captured, median_s
 from ridgeline.kernels.decode_attention import DecodeAttention
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tuning import Entry, Tuning, own_file
 from ridgeline.kernels.gpu import Gpu, open_gpu
-from ridgeline.kernels.timing import captured, median_s
 from ridgeline.models.checkpoint import open_shape
 from ridgeline.spec.model import ModelSpec
 

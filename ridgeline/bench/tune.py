@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from ridgeline.engine.timing import captured, median_s
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tuning import (
     BEYOND,
@@ -21,7 +22,6 @@ from ridgeline.kernels.decode_linear.tuning import (
     candidates,
 )
 from ridgeline.kernels.gpu import Gpu, open_gpu
-from ridgeline.kernels.timing import captured, median_s
 
 _COLD_BYTES = 400 << 20  # of weights in turn: far more than any cache holds
 _MAX_COPIES = 32

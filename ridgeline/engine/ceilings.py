@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.kernels.timing import median_s
+from ridgeline.engine.timing import median_s
 
 _READ_FLOATS = 1 << 29  # many times any cache, and small beside an engine that has taken its memory
 _COPY_FLOATS = _READ_FLOATS // 2

@@ -86,7 +86,7 @@ def _collectives() -> dict[str, float]:
 def _timed(device: torch.device, run: Callable[[], object]) -> float:
     """Median seconds of a few runs after one that warms up, by events on CUDA."""
     if device.type == "cuda":
-        from ridgeline.kernels.timing import median_s
+        from ridgeline.engine.timing import median_s
 
         return median_s(run, repeats=_REPEATS)
     run()

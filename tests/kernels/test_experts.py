@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from ridgeline.engine.timing import captured
 from ridgeline.kernels.experts import deal, multiply
 from ridgeline.kernels.experts.reference import multiply_reference
 from ridgeline.kernels.gpu import open_gpu
-from ridgeline.kernels.timing import captured
 from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.experts_cases import CASES
 from tests.kernels.triton_cases import close, poisoned, random, tolerance

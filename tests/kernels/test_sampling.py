@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.engine.timing import captured
 from ridgeline.kernels.gpu import Gpu, open_gpu
 from ridgeline.kernels.sampling import MAX_VOCAB, Sampling
-from ridgeline.kernels.timing import captured
 from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.sampling_cases import CASES, MIX, PROMPT, Sides, spread
 from tests.kernels.triton_cases import poisoned

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.chain import Chain
+from ridgeline.engine.timing import captured
 from ridgeline.kernels.decode_attention import MAX_DIM, tile_for, unfit
 from ridgeline.kernels.gpu import open_gpu
-from ridgeline.kernels.timing import captured
 from ridgeline.models.checkpoint import open_shape
 from tests.kernels.devices import CUDA, interpreted, on_gpu
 from tests.kernels.triton_cases import CASES, poisoned

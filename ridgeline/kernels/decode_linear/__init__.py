@@ -119,10 +119,9 @@ class DecodeLinears:
         if choice is None:
             choice = self.tuning.library(call.shape, len(call.x_MK))
         x_MK, norm_K = call.x_MK, call.norm_K
-        if norm_K is not None:  # decodes stand in graphs, where ours starts sooner; torch's is launched sooner
-            few = len(x_MK) <= MAX_ROWS
-            normed = self.norm(x_MK, norm_K, call.eps) if few else rms_norm(x_MK, norm_K.shape, norm_K, call.eps)
-            call = replace(call, x_MK=normed, norm_K=None)
+        if norm_K is not None:  # in graphs of decodes ours starts sooner; torch's is launched sooner
+            norm = self.norm if len(x_MK) <= MAX_ROWS else _norm
+            call = replace(call, x_MK=norm(x_MK, norm_K, call.eps), norm_K=None)
         if call.gated:
             both = self._product(replace(call, gated=False, residual_MN=None, out_MN=None), choice)
             return self._gate(both, call)
@@ -196,6 +195,10 @@ class DecodeLinears:
             dot_kernel[(tiles, choice.split)](
                 x, call.weight, out_MN, pointer(call.norm_K, x), residual, bias, *out_args, call.eps,
                 x.stride(0), out_MN.stride(0), residual.stride(0), *tile, shape.norm, *ends, **options)
+
+
+def _norm(x_MK: Tensor, norm_K: Tensor, eps: float) -> Tensor:
+    return rms_norm(x_MK, norm_K.shape, norm_K, eps)
 
 
 def _can_describe(x: Tensor) -> bool:
