@@ -131,7 +131,8 @@ class Twin:
                 any(not job.decodes for job in self.running)
             decodes = not prompts or self.held >= STALL
         if self.rule == "throughput":
-            most, decodes = self.rows if self.enough() else 0, not self.fills()
+            most, whole = self.rows if self.enough() else 0, not self.fills()
+            decodes = whole
         taken = self.serve(limit, decodes)
         self.start(taken, limit, most, whole)
         self.held = 0 if decodes else self.held + 1

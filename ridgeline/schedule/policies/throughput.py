@@ -30,8 +30,9 @@ class Throughput(Policy):
     def limits(self, view: View, now: float) -> Limits:
         prompting = view.rows.prompting()
         waits = view.rows.num_running >= self.many and not prompting.any() and self._too_few(view)
-        return Limits(tokens=view.most_tokens, starts=0 if waits else None, whole=True,
-                      rows=prompting if self._fills(view) else None)
+        fills = self._fills(view)  # whose steps are full to the last token, as what multiplies likes them
+        return Limits(tokens=view.most_tokens, starts=0 if waits else None, whole=not fills,
+                      rows=prompting if fills else None)
 
     def _too_few(self, view: View) -> bool:
         """Whether those that have a free row make less than half a step, while more wait."""
