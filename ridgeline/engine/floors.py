@@ -7,6 +7,7 @@ choice is said once. Knows no loop.
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,8 @@ def prices_of(
     reads each adapter of its rows once."""
     table = profile.tables.get(key)
     planned = None if table is None else Estimate(price, table)
-    prices = Prices(step=price, request=price.request, experts=price.experts, planned=planned)
+    equal = lru_cache(1024)(price.request)  # requests of a batch that are equally long end in one step
+    prices = Prices(step=price, request=equal, experts=price.experts, planned=planned)
     if adapters is None:
         return prices
     return replace(prices, adapter=lambda slot: adapters.num_bytes(slot) / profile.read_bytes_per_s)

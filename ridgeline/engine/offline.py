@@ -1,5 +1,6 @@
 """Batches of requests on a loop in this thread: all in, step until all are out. Knows no model."""
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,10 @@ from ridgeline.engine.outputs import OutputBuilder, RequestOutput
 from ridgeline.engine.requests import EncodedRequest
 from ridgeline.engine.wire import news_of, token_array
 from ridgeline.frontend.generation import Generation
-from ridgeline.frontend.protocol import News
 from ridgeline.frontend.tokenizer import Tokenizer
 from ridgeline.nn.progress import Progress
 from ridgeline.schedule.loop import Loop
+from ridgeline.schedule.plan import RowLogprobs
 from ridgeline.schedule.request import NewRequest, Output
 
 
@@ -46,7 +47,7 @@ class Offline:
         """
         with self._busy, Progress("generating", len(requests), shown=progress) as bar:
             builders: dict[str, OutputBuilder] = {}
-            with _deferred_interrupt() as interrupted:
+            with _old_objects_aside(), _deferred_interrupt() as interrupted:
                 try:
                     for request in requests:
                         self._add(request, builders, priority, adapter)
@@ -72,18 +73,22 @@ class Offline:
     def _drain(self, builders: dict[str, OutputBuilder], bar: Progress, interrupted: threading.Event) -> None:
         """Only a stop string has to be looked for at every step; other requests are read when they end."""
         loop = self._loop
-        held: dict[str, list[Output]] = {
-            name: [] for name, builder in builders.items() if not builder.generation.params.stop
-        }
+        held = {
+            name: [_Held() for _ in builder.generation.choices]
+            for name, builder in builders.items() if not builder.generation.params.stop
+        }  # fmt: skip
         while loop.has_work():
             if interrupted.is_set():
                 raise KeyboardInterrupt
             for output in loop.step():
-                if output.finish is None and (later := held.get(output.id)) is not None:
-                    later.append(output)
-                    continue
-                generation, earlier = builders[output.id].generation, held.get(output.id, [])
-                delta = generation.feed(_joined([o for o in earlier if o.choice == output.choice], output))
+                if (choices := held.get(output.id)) is not None:
+                    earlier = choices[output.choice]
+                    if output.finish is None:
+                        earlier.take(output)
+                        continue
+                    output = earlier.joined(output)
+                generation = builders[output.id].generation
+                delta = generation.feed(news_of(output))
                 if delta.abort_keep is not None:
                     loop.abort(output.id, output.choice, delta.abort_keep)
                 if output.finish is not None and generation.engine_done:
@@ -96,16 +101,45 @@ class Offline:
             self._loop.step()
 
 
-def _joined(earlier: list[Output], last: Output) -> News:
-    """The news of one choice, as if they had come at once."""
-    outputs = (*earlier, last)
-    joined = msgspec.structs.replace(
-        last,
-        new_tokens=tuple(token for one in outputs for token in one.new_tokens),
-        logprobs=tuple(entry for one in outputs for entry in one.logprobs),
-        prompt_logprobs=tuple(entry for one in outputs for entry in one.prompt_logprobs),
-    )
-    return news_of(joined)
+class _Held:
+    """What one choice was told before it ends. Kept as lists, so that little is left to do when all of a
+    batch end in one step: until then a GPU computes meanwhile."""
+
+    __slots__ = ("logprobs", "prompt_logprobs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[RowLogprobs] = []
+        self.prompt_logprobs: list[tuple[int, RowLogprobs]] = []
+
+    def take(self, output: Output) -> None:
+        self.tokens += output.new_tokens
+        if output.logprobs:
+            self.logprobs += output.logprobs
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
+
+    def joined(self, last: Output) -> Output:
+        """All of it, as if it had come at once with the last."""
+        self.take(last)
+        return msgspec.structs.replace(
+            last, new_tokens=tuple(self.tokens), logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+        )  # fmt: skip
+
+
+@contextmanager
+def _old_objects_aside() -> Iterator[None]:
+    """Collections do not walk what was there before: with torch and Triton loaded that takes 0.2 s, and comes
+    where requests are made. Whoever has frozen objects already knows better."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def test_a_gpu_that_is_too_small_is_refused_with_the_change_that_fits(
     wide: dict[str, object] = {"intermediate_size": 4096}
     with pytest.raises(ConfigError) as small:
         start(tmp_path, fields=wide, kv_cache_bytes=None)
-    size = r"[\d.]+ [kMG]?B"
+    size = r"[\d.]+ [kMGT]?B"
     found = re.fullmatch(
         rf"of 4 GB on the GPU 900 MB are free beside weights of {size}; steps take {size} of it, graphs "
         rf"{size}: 0 B are left for the KV cache, which needs {size} at least; set max_num_batched_tokens to "

@@ -23,7 +23,8 @@ def operands(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(192, 512, 256), (129, 384, 1024), (1000, 256, 512)])
 def test_every_algorithm_multiplies(rows: int, n: int, k: int) -> None:
-    """Plain, onto a residual elsewhere and in place; scratch full of NaN; nothing beyond the rows."""
+    """Plain, onto a residual elsewhere and in place, there twice to the same bits; scratch full of NaN;
+    nothing beyond the rows."""
     lt, (x, weight, residual) = opened(), operands(rows, n, k)
     lt._workspace.fill_(255)  # NaN in every float type
     product = x.float() @ weight.float().T
@@ -38,9 +39,12 @@ def test_every_algorithm_multiplies(rows: int, n: int, k: int) -> None:
         served += 1
         torch.testing.assert_close(out.float(), product, atol=3e-2, rtol=2e-2)
         assert room[rows].isnan().all()
+        again = inside.clone()
         assert lt.multiply(x, weight, out, name, residual) and lt.multiply(x, weight, inside, name, inside)
-        assert torch.equal(out, inside)
-        torch.testing.assert_close(inside.float(), residual.float() + product, atol=5e-2, rtol=2e-2)
+        for sums in (out, inside):
+            torch.testing.assert_close(sums.float(), residual.float() + product, atol=5e-2, rtol=2e-2)
+        lt._workspace.fill_(255)
+        assert lt.multiply(x, weight, again, name, again) and torch.equal(again, inside)
     assert served >= len(lt.algorithms(x, weight, residual, ()))
 
 

@@ -109,7 +109,7 @@ class Requests:
         for numbers, there in ((ask.reals, self.reals_R6[row]), (ask.wholes, self.wholes_R5[row])):
             host = torch.from_numpy(numbers)
             there.copy_(host.pin_memory() if there.is_cuda else host, non_blocking=True)
-        self.seeds_R[row] = int(np.uint64(ask.seed).view(np.int64))
+        self.seeds_R[row].fill_(int(np.uint64(ask.seed).view(np.int64)))
 
     def pointers(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
