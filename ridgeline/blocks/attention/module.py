@@ -79,6 +79,8 @@ class Attention:
         self._native = native() if fit else None
         if self._native is not None:
             self.way = ("C kernel", self._native.isa)
+        elif self._region.bytes_NB.device.type != "cpu":
+            self.way = ("torch", "the C kernel is for CPUs")
         elif not plain:
             self.way = ("torch", "the C kernel has no softcap and no norm of values")
         elif not fit:
