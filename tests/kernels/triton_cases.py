@@ -183,6 +183,8 @@ CASES: dict[str, Case] = {
     "linear tma": linear(Choice(form="tma", block_n=32, block_k=64), 4, gated=True, bias=True),
     "linear tma split": linear(Choice(form="tma", block_n=64, block_k=64, split=2, norm_apart=True), 3, n=64,
                                k=320, norm=True, residual=True),
+    "linear tma a tile of rows and a part": linear(
+        Choice(form="tma", block_n=64, block_k=64, split=2, block_m=16), 21, k=320, residual=True),
     "linear tma without 16-byte rows": linear(Choice(form="tma", block_n=64, block_k=32), 2, k=90),
     "gate": gate,
     "linear cuBLAS": linear(Choice(form="torch"), 130, norm=True, gated=True),

@@ -214,23 +214,23 @@ def candidates(shape: LinearShape, rows: int) -> list[Choice]:
     return found + (_wide(shape, rows) if rows == 128 else [])
 
 
+# (rows, 0 for all of them; weight rows; inputs; stages; warps) of a tile.
 _WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4),
-         (0, 64, 64, 4, 8), (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8), (128, 128, 128, 2, 8),
-         (128, 256, 64, 3, 8), (64, 64, 128, 4, 4), (64, 64, 128, 6, 4), (64, 128, 128, 4, 4),
-         (64, 64, 64, 4, 4), (64, 32, 128, 6, 4))
+         (128, 32, 128, 4, 4), (0, 64, 64, 4, 8), (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8),
+         (128, 128, 128, 2, 8), (128, 256, 64, 3, 8), (64, 64, 128, 4, 4), (64, 64, 128, 6, 4),
+         (64, 128, 128, 4, 4), (64, 64, 64, 4, 4), (64, 32, 128, 6, 4))
 
 
 def _wide(shape: LinearShape, rows: int) -> list[Choice]:
     """Candidates of 128 rows and more, where a tile need not hold all of them: the tensor cores begin to be
-    the limit."""
+    the limit, and how often each processor fetches the same rows."""
     found: list[Choice] = []
-    most_m = rows & -rows  # sides of tiles are powers of two: three of 64 make 192
     for block_m, block_n, block_k, stages, warps in _WIDE:
-        tile_m = min(block_m or most_m, most_m)
-        for split in (1, 2):
+        tile_m = block_m or 1 << (rows - 1).bit_length()
+        for split in (1, 2, 4):
             choice = Choice(form="tma", block_m=tile_m, block_n=block_n, block_k=block_k, stages=stages,
                             warps=warps, split=split, norm_apart=shape.norm)
-            programs = -(-shape.n // block_n) * (rows // tile_m) * split
+            programs = -(-shape.n // block_n) * -(-rows // tile_m) * split
             if (shape.k % 8 == 0 and block_k * split <= shape.k and choice not in found
                     and shared_bytes(shape, rows, choice) <= _SHARED_BYTES
                     and (split == 1 or programs <= 3 * _MIN_PROGRAMS)):
