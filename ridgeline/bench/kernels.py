@@ -15,6 +15,7 @@ from torch import Tensor
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.around import chunk_kernels, sampling_kernels
 from ridgeline.bench.chain import KV_BYTES, Cache, Chain, linear_shapes, parts
+from ridgeline.bench.split import Split, split_step
 from ridgeline.bench.timed import Timed
 from ridgeline.bench.tune import operands, time_calls, tune
 from ridgeline.engine.ceilings import Ceilings, measure_ceilings
@@ -27,6 +28,7 @@ from ridgeline.models.checkpoint import open_shape
 from ridgeline.spec.model import ModelSpec
 
 ROWS = (1, 16, 32, 64, 128)
+SPLIT = (1, 32, 128)  # rows of the steps that are taken apart
 DEFAULT_SHAPE = "llama-3.1-8b"
 DEFAULT_CONTEXT = 128
 _COLD_BYTES = 400 << 20
@@ -66,6 +68,7 @@ class KernelReport:
     ceilings: Ceilings
     kernels: tuple[Timed, ...]
     steps: tuple[Step, ...]
+    splits: tuple[Split, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         return {"bench": "kernels", "torch": torch.__version__, **asdict(self)}
@@ -79,7 +82,7 @@ class KernelReport:
         lines += ["", f"  a step of one row, {self.context} tokens of context, as a graph"]
         lines += [f"    {step.launch:32}{step.seconds * 1e3:8.3f} ms, floor {step.floor_s * 1e3:.3f} ms "
                   f"({step.floor_s / step.seconds:.0%} of it)" for step in self.steps]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"\n{split.text()}" for split in self.splits)])
 
 
 def run(args: KernelArgs, write: Callable[[str], object] = print) -> int:
@@ -99,7 +102,8 @@ def run(args: KernelArgs, write: Callable[[str], object] = print) -> int:
     ceilings = measure_ceilings(gpu.device)
     report = KernelReport(shape=shape, gpu=gpu.name, context=context, ceilings=ceilings,
                           kernels=tuple(_kernels(gpu, spec, context, ceilings)),
-                          steps=tuple(_steps(gpu, spec, context, ceilings)))
+                          steps=tuple(_steps(gpu, spec, context, ceilings)),
+                          splits=tuple(_split(gpu, spec, context, rows) for rows in SPLIT))
     write(json.dumps(report.as_json(), allow_nan=False) if args.json else report.text())
     return 0
 
@@ -165,3 +169,14 @@ def _steps(gpu: Gpu, spec: ModelSpec, context: int, ceilings: Ceilings) -> Itera
         yield Step(launch=launch, seconds=median_s(graph.replay, repeats=15),
                    floor_s=ceilings.floor_s(chain.read_bytes, 0))
         del chain, graph
+
+
+def _split(gpu: Gpu, spec: ModelSpec, context: int, rows: int) -> Split:
+    """A step of so many rows, taken apart."""
+    overlapped_s = None
+    if gpu.programmatic:
+        chain = Chain(gpu, spec, context=context, rows=rows)
+        overlapped_s = median_s(captured(chain.step).replay, repeats=15)
+        del chain
+    return split_step(Chain(replace(gpu, programmatic=False), spec, context=context, rows=rows).step,
+                      overlapped_s, rows)

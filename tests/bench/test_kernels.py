@@ -8,6 +8,7 @@ import torch
 from ridgeline.base.errors import ConfigError
 from ridgeline.bench.chain import linear_shapes, parts
 from ridgeline.bench.kernels import KernelArgs, KernelReport, Step, Timed, run
+from ridgeline.bench.split import Part, Split, parts_of
 from ridgeline.cli import main
 from ridgeline.engine.ceilings import Ceilings
 from ridgeline.kernels.decode_linear.tuning import LinearShape
@@ -52,9 +53,20 @@ def test_the_report_holds_rates_and_shares() -> None:
         kernels=(Timed(name="qkv", rows=1, seconds=2e-5, num_bytes=40_000_000, flops=40_000_000,
                        floor_s=1e-5, cublas_s=3e-5),
                  Timed(name="attention", rows=128, seconds=1e-3, num_bytes=1000, flops=int(4e11),
-                       floor_s=5e-4)))
+                       floor_s=5e-4)),
+        splits=(Split(rows=32, seconds=5e-3, gaps_s=1e-3, overlapped_s=4.5e-3, replay_s=2e-5, launch_s=9e-3,
+                      parts=(Part(kernel="tma_kernel", launches=50, seconds=4e-3),)),))
     text = report.text()
     assert "2000 GB/s" in text and "cuBLAS 30.00" in text and "400 TFLOP/s" in text and "75% of it" in text
+    assert "4.000 ms  80%  tma_kernel, 50 launches" in text and "between 50 kernels, 20.00 us each" in text
     data = json.loads(json.dumps(report.as_json()))
     assert data["bench"] == "kernels" and data["kernels"][0]["cublas_s"] == 3e-5
     assert data["ceilings"]["read_bytes_s"] == 4e12 and data["steps"][0]["seconds"] == 4e-3
+
+
+def test_a_step_is_split_by_kernel() -> None:
+    """Of several replays, those of one; the longest together first; names without their arguments."""
+    seen = [("void add(int)", 1e-6), ("dot_kernel", 3e-6), ("dot_kernel", 5e-6)] * 3
+    assert parts_of(seen, 3) == (Part(kernel="dot_kernel", launches=2, seconds=pytest.approx(8e-6)),
+                                 Part(kernel="add", launches=1, seconds=pytest.approx(1e-6)))
+    assert parts_of([], 3) == ()
