@@ -83,6 +83,14 @@ def test_prompts_take_the_algorithm_of_their_size() -> None:
     assert tuning.choose(QKV, 8000) == tuning.library(QKV, 8000) and not tuning.library(ODD, 8000).algorithm
 
 
+def test_a_gpu_with_the_same_processors_takes_what_was_measured() -> None:
+    """Until it has measurements of its own, which come first there too."""
+    h100, mine = "NVIDIA H100 80GB HBM3", Choice(form="gemv", block_n=1, block_k=256)
+    assert tuning_for(h100).entries == tuning_for(H200).entries and not tuning_for("NVIDIA A100").entries
+    Tuning.of(h100, [Entry(shape=QKV, rows=1, choice=mine, time_us=1e6)]).save(own_file(h100))
+    assert tuning_for(h100).choose(QKV, 1) == mine != tuning_for(H200).choose(QKV, 1)
+
+
 def test_there_is_no_library_without_a_gpu() -> None:
     assert open_cublaslt(torch.device("cpu")) is None
 

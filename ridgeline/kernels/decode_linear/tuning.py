@@ -76,10 +76,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The best measured choice of each (shape, bucket); gpu: whose. No entries: everything is guessed."""
+    """The best measured choice of each (shape, bucket); gpu: whose. No entries: everything is guessed. alike:
+    GPUs with the same processors, which take these choices until they have their own."""
 
     gpu: str
     entries: Mapping[tuple[LinearShape, int], Entry]
+    alike: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, gpu: str, entries: Iterable[Entry]) -> "Tuning":
@@ -125,14 +127,16 @@ class Tuning:
         rows = [{name: value for name, value in row.items() if value != ""} for row in rows]
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'{{"gpu": {json.dumps(self.gpu)}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+        names = f'"gpu": {json.dumps(self.gpu)}, "alike": {json.dumps(self.alike)}'
+        path.write_text(f'{{{names}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
 
     @classmethod
     def load(cls, text: str, source: str) -> "Tuning":
         """Read a file's text. ConfigError names `source` and what is wrong in it."""
         try:
             data = json.loads(text)
-            return cls.of(data["gpu"], [_entry(row) for row in data["entries"]])
+            made = cls.of(data["gpu"], [_entry(row) for row in data["entries"]])
+            return replace(made, alike=tuple(map(str, data.get("alike", ()))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{source} is no tuning file ({error!r}); remove it, or measure again with "
                               "ridgeline bench kernels --tune") from None
@@ -145,11 +149,11 @@ def own_file(gpu: str) -> Path:
 
 
 def tuning_for(gpu: str) -> Tuning:
-    """Own measurements over shipped ones of that GPU; of a GPU without either, no entries."""
+    """Own measurements over shipped ones of that GPU or one alike; of a GPU without either, no entries."""
     found: list[Entry] = []
     for file in sorted((files("ridgeline.kernels.decode_linear") / "tuned").iterdir(), key=lambda f: f.name):
         shipped = Tuning.load(file.read_text(encoding="utf-8"), file.name)
-        found += shipped.entries.values() if shipped.gpu == gpu else ()
+        found += shipped.entries.values() if gpu in (shipped.gpu, *shipped.alike) else ()
     merged, own = Tuning.of(gpu, found), own_file(gpu)
     if own.is_file():
         mine = Tuning.load(own.read_text(encoding="utf-8"), str(own))
