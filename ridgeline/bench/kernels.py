@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import groupby, product
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from ridgeline.models.checkpoint import open_shape
 from ridgeline.spec.model import ModelSpec
 
 ROWS = (1, 16, 32, 64, 128)
-SPLIT = (1, 32, 128)  # rows of the steps that are taken apart
+STEPS = (1, 32, 128)  # rows of whole steps
 DEFAULT_SHAPE = "llama-3.1-8b"
 DEFAULT_CONTEXT = 128
 _COLD_BYTES = 400 << 20
@@ -51,11 +52,19 @@ class KernelArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A whole step of one row as a graph. launch: how its kernels follow one another."""
+    """A whole step of so many rows as a graph. launch: how its kernels follow one another. split: where its
+    time goes, for the one whose kernels do not overlap."""
 
+    rows: int
     launch: str
     seconds: float
     floor_s: float
+    split: Split | None = None
+
+    def text(self) -> str:
+        line = (f"    {self.launch:32}{self.seconds * 1e3:8.3f} ms, floor {self.floor_s * 1e3:.3f} ms "
+                f"({self.floor_s / self.seconds:.0%} of it)")
+        return line if self.split is None else f"{line}\n{self.split.text()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +77,6 @@ class KernelReport:
     ceilings: Ceilings
     kernels: tuple[Timed, ...]
     steps: tuple[Step, ...]
-    splits: tuple[Split, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         return {"bench": "kernels", "torch": torch.__version__, **asdict(self)}
@@ -79,10 +87,10 @@ class KernelReport:
                  f"  measured in this run: read {c.read_bytes_s / 1e9:.0f} GB/s, copy "
                  f"{c.copy_bytes_s / 1e9:.0f} GB/s, matrix product {c.flops_s / 1e12:.0f} TFLOP/s", ""]
         lines += [kernel.text(c) for kernel in self.kernels]
-        lines += ["", f"  a step of one row, {self.context} tokens of context, as a graph"]
-        lines += [f"    {step.launch:32}{step.seconds * 1e3:8.3f} ms, floor {step.floor_s * 1e3:.3f} ms "
-                  f"({step.floor_s / step.seconds:.0%} of it)" for step in self.steps]
-        return "\n".join([*lines, *(f"\n{split.text()}" for split in self.splits)])
+        for rows, steps in groupby(self.steps, lambda step: step.rows):
+            lines += ["", f"  a step of {rows} rows, {self.context} tokens of context, as a graph"]
+            lines += [step.text() for step in steps]
+        return "\n".join(lines)
 
 
 def run(args: KernelArgs, write: Callable[[str], object] = print) -> int:
@@ -102,8 +110,7 @@ def run(args: KernelArgs, write: Callable[[str], object] = print) -> int:
     ceilings = measure_ceilings(gpu.device)
     report = KernelReport(shape=shape, gpu=gpu.name, context=context, ceilings=ceilings,
                           kernels=tuple(_kernels(gpu, spec, context, ceilings)),
-                          steps=tuple(_steps(gpu, spec, context, ceilings)),
-                          splits=tuple(_split(gpu, spec, context, rows) for rows in SPLIT))
+                          steps=tuple(_steps(gpu, spec, context, ceilings)))
     write(json.dumps(report.as_json(), allow_nan=False) if args.json else report.text())
     return 0
 
@@ -163,20 +170,11 @@ def _steps(gpu: Gpu, spec: ModelSpec, context: int, ceilings: Ceilings) -> Itera
     ways = [("one after another", plain, False)]
     if gpu.programmatic:
         ways += [("overlapped (PDL)", gpu, True), ("overlapped, attention late", gpu, False)]
-    for launch, how, early in ways:
-        chain = Chain(how, spec, context=context, attention_early=early)
+    for rows, (launch, how, early) in product(STEPS, ways):
+        chain = Chain(how, spec, context=context, rows=rows, attention_early=early)
         graph = captured(chain.step)
-        yield Step(launch=launch, seconds=median_s(graph.replay, repeats=15),
-                   floor_s=ceilings.floor_s(chain.read_bytes, 0))
+        seconds = median_s(graph.replay, repeats=15)
+        split = None if how.programmatic else split_step(chain.step, graph, seconds)
+        yield Step(rows=rows, launch=launch, seconds=seconds, floor_s=ceilings.floor_s(chain.read_bytes, 0),
+                   split=split)
         del chain, graph
-
-
-def _split(gpu: Gpu, spec: ModelSpec, context: int, rows: int) -> Split:
-    """A step of so many rows, taken apart."""
-    overlapped_s = None
-    if gpu.programmatic:
-        chain = Chain(gpu, spec, context=context, rows=rows)
-        overlapped_s = median_s(captured(chain.step).replay, repeats=15)
-        del chain
-    return split_step(Chain(replace(gpu, programmatic=False), spec, context=context, rows=rows).step,
-                      overlapped_s, rows)

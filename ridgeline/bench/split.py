@@ -9,8 +9,6 @@ from time import perf_counter
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ridgeline.engine.timing import captured, median_s
-
 _REPLAYS = 5
 
 
@@ -25,48 +23,37 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A step of so many rows, its kernels one after another in a graph. gaps_s: of `seconds`, when no kernel
-    ran. overlapped_s: the step whose kernels start while those before them drain; None where the GPU cannot.
-    replay_s, launch_s: the host's, for a replay and for launching it kernel by kernel."""
+    """Of a step whose kernels run one after another in a graph. gaps_s: when no kernel ran. replay_s,
+    launch_s: the host's, for a replay and for launching it kernel by kernel."""
 
-    rows: int
-    seconds: float
     parts: tuple[Part, ...]
     gaps_s: float
-    overlapped_s: float | None
     replay_s: float
     launch_s: float
 
     def text(self) -> str:
         num = sum(part.launches for part in self.parts)
-        lines = [f"  a step of {self.rows} rows as a graph, one kernel after another: "
-                 f"{self.seconds * 1e3:.3f} ms"]
-        lines += [f"    {part.seconds * 1e3:8.3f} ms {part.seconds / self.seconds:4.0%}  {part.kernel}, "
-                  f"{part.launches} launches" for part in self.parts]
-        lines.append(f"    {self.gaps_s * 1e3:8.3f} ms {self.gaps_s / self.seconds:4.0%}  between {num} "
-                     f"kernels, {self.gaps_s / max(num, 1) * 1e6:.2f} us each")
-        if self.overlapped_s is not None:
-            lines.append(f"    overlapped (PDL) it takes {self.overlapped_s * 1e3:.3f} ms")
+        whole_s = self.gaps_s + sum(part.seconds for part in self.parts)
+        lines = [f"    {part.seconds * 1e3:8.3f} ms {part.seconds / whole_s:4.0%}  {part.kernel}, "
+                 f"{part.launches} launches" for part in self.parts]
+        lines.append(f"    {self.gaps_s * 1e3:8.3f} ms {self.gaps_s / whole_s:4.0%}  between {num} kernels, "
+                     f"{self.gaps_s / max(num, 1) * 1e6:.2f} us each")
         lines.append(f"    host: {self.replay_s * 1e3:.3f} ms to replay it, {self.launch_s * 1e3:.3f} ms to "
                      "launch it kernel by kernel")
         return "\n".join(lines)
 
 
-def split_step(step: Callable[[], object], overlapped_s: float | None, rows: int) -> Split:
-    """step: launches its kernels in the current stream, none overlapping another."""
-    step()
+def split_step(step: Callable[[], object], graph: torch.cuda.CUDAGraph, seconds: float) -> Split:
+    """step: launches its kernels in the current stream, none overlapping another. graph, seconds: the same
+    captured, and what it takes."""
     launch_s = _host_s(step)
-    graph = captured(step)
-    seconds = median_s(graph.replay, repeats=15)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(_REPLAYS):
             graph.replay()
         torch.cuda.synchronize()
-    kernels = [(event.name, event.time_range.elapsed_us() / 1e6) for event in seen.events()
-               if event.device_type == torch.autograd.DeviceType.CUDA]
-    parts = parts_of(kernels, _REPLAYS)
-    return Split(rows=rows, seconds=seconds, parts=parts, overlapped_s=overlapped_s,
-                 gaps_s=max(0.0, seconds - sum(part.seconds for part in parts)),
+    parts = parts_of(((event.name, event.time_range.elapsed_us() / 1e6) for event in seen.events()
+                      if event.device_type == torch.autograd.DeviceType.CUDA), _REPLAYS)
+    return Split(parts=parts, gaps_s=max(0.0, seconds - sum(part.seconds for part in parts)),
                  replay_s=_host_s(graph.replay), launch_s=launch_s)
 
 

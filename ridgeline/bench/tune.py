@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.timing import captured, median_s
+from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tuning import (
     BEYOND,
@@ -66,8 +67,9 @@ def tune(gpu: Gpu, shapes: Collection[LinearShape], buckets: Sequence[int] = (*B
         pool.map(_compile, jobs, chunksize=8)
     best = []
     for shape, rows, choices in work:
-        best += ranked(gpu, shape, rows, choices, report=report)[:1]
-        report(f"{best[-1].time_us:9.2f} us  {shape} at {rows}: {best[-1].choice}")
+        for entry in ranked(gpu, shape, rows, choices, report=report)[:1]:
+            report(f"{entry.time_us:9.2f} us  {shape} at {rows}: {entry.choice}")
+            best.append(entry)
     for shape in dict.fromkeys(shapes) if max(buckets) > BEYOND else ():
         best += _beyond(gpu, shape)
     return best
@@ -77,14 +79,14 @@ def ranked(gpu: Gpu, shape: LinearShape, rows: int, choices: Sequence[Choice],
            report: Callable[[str], object] = lambda line: None) -> list[Entry]:
     """The best of the choices and of the library's algorithms, the fastest first: all are timed once, the
     first few again in turns, since one pass flatters whoever meets a cool card."""
-    linears, calls = DecodeLinears(gpu, Tuning.of(gpu.name, [])), operands(gpu, shape, rows)
+    linears, calls = _untuned(gpu), operands(gpu, shape, rows)
     first, found = calls[0], []
-    before = None if first.residual_MN is None else first.residual_MN.clone()
+    residual_MN = torch.empty(0) if first.residual_MN is None else first.residual_MN  # each run adds to it
+    before = residual_MN.clone()
     wanted = replace(first, out_MN=None).reference().float()
     for choice in (*choices, *_library(linears, first)):
         try:
-            if first.residual_MN is not None and before is not None:
-                first.residual_MN.copy_(before)
+            residual_MN.copy_(before)
             got = linears.run(first, choice).float()
             error = float((got - wanted).norm() / wanted.norm())
             if not error < _TOLERANCE:
@@ -102,10 +104,17 @@ def ranked(gpu: Gpu, shape: LinearShape, rows: int, choices: Sequence[Choice],
                    for (_, choice, _), one in zip(found, time_us)), key=lambda entry: entry.time_us)
 
 
+def _untuned(gpu: Gpu) -> DecodeLinears:
+    """For choices of any kind, the library's among them."""
+    linears = DecodeLinears(gpu, Tuning.of(gpu.name, []))
+    linears.cublaslt = open_cublaslt(gpu.device)
+    return linears
+
+
 def _beyond(gpu: Gpu, shape: LinearShape) -> list[Entry]:
     """The algorithm that serves prompts of any length beyond BEYOND best; [] where the library's own choices
     are as good."""
-    linears, shares = DecodeLinears(gpu, Tuning.of(gpu.name, [])), dict[Choice, list[float]]()
+    linears, shares = _untuned(gpu), dict[Choice, list[float]]()
     for rows in _SIZES:
         calls = operands(gpu, shape, rows, copies=4)
         usual_s = time_calls(calls, lambda call: linears.by_library(call, Choice(form="torch")))

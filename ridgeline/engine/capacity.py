@@ -78,8 +78,7 @@ def _gpu_room(
                 adapted=adapter_bytes > 0),
         )  # fmt: skip
 
-    sizes = config.max_num_batched_tokens or step_tokens(config, on_gpu=True), config.max_num_seqs
-    found, least = room(*sizes), least_cache_bytes(layout)
+    found, least = room(step_tokens(config, on_gpu=True), config.max_num_seqs), least_cache_bytes(layout)
     if found.cache_bytes >= least:
         return found
     return replace(found, change=change_that_fits(config, room, least))

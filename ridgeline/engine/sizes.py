@@ -78,9 +78,8 @@ def least_cache_bytes(layout: CacheLayout) -> int:
 def change_that_fits(config: EngineConfig, room: Callable[[int, int], GpuRoom], least_bytes: int) -> str:
     """What leaves a cache of least_bytes: shorter steps, else fewer sequences; "" where neither does. room:
     of (tokens of a step, sequences)."""
-    tokens, rows = config.max_num_batched_tokens or step_tokens(config, on_gpu=True), config.max_num_seqs
-    shorter = [tokens >> i for i in range(1, tokens.bit_length())]
-    for size in shorter:
+    tokens, rows = step_tokens(config, on_gpu=True), config.max_num_seqs
+    for size in [tokens >> i for i in range(1, tokens.bit_length())]:
         if size >= policy_tokens(config.policy) and room(size, rows).cache_bytes >= least_bytes:
             return f"set max_num_batched_tokens to {size}"
     for fewer in [rows >> i for i in range(1, rows.bit_length())]:
@@ -104,9 +103,9 @@ def block_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
 
 
 def step_tokens(config: EngineConfig, *, on_gpu: bool) -> int:
-    """Tokens of a step when the config does not say, for a cache."""
+    """Tokens of a step for a cache: as given, else what the device multiplies well."""
     usual = GPU_STEP_TOKENS if on_gpu else STEP_TOKENS
-    return max(usual, 2 * config.max_num_seqs, policy_tokens(config.policy))
+    return config.max_num_batched_tokens or max(usual, 2 * config.max_num_seqs, policy_tokens(config.policy))
 
 
 def decide_sizes(

@@ -48,14 +48,15 @@ def test_a_step_is_made_of_the_shapes_own_linears() -> None:
 
 def test_the_report_holds_rates_and_shares() -> None:
     report = KernelReport(
-        shape="tiny", gpu="GPU", context=129, ceilings=CEILINGS, steps=(Step(launch="plain", seconds=4e-3,
-                                                                             floor_s=3e-3),),
+        shape="tiny", gpu="GPU", context=129, ceilings=CEILINGS, steps=(
+            Step(rows=1, launch="plain", seconds=4e-3, floor_s=3e-3),
+            Step(rows=32, launch="plain", seconds=5e-3, floor_s=3e-3, split=Split(
+                parts=(Part(kernel="tma_kernel", launches=50, seconds=4e-3),), gaps_s=1e-3, replay_s=2e-5,
+                launch_s=9e-3))),
         kernels=(Timed(name="qkv", rows=1, seconds=2e-5, num_bytes=40_000_000, flops=40_000_000,
                        floor_s=1e-5, cublas_s=3e-5),
                  Timed(name="attention", rows=128, seconds=1e-3, num_bytes=1000, flops=int(4e11),
-                       floor_s=5e-4)),
-        splits=(Split(rows=32, seconds=5e-3, gaps_s=1e-3, overlapped_s=4.5e-3, replay_s=2e-5, launch_s=9e-3,
-                      parts=(Part(kernel="tma_kernel", launches=50, seconds=4e-3),)),))
+                       floor_s=5e-4)))
     text = report.text()
     assert "2000 GB/s" in text and "cuBLAS 30.00" in text and "400 TFLOP/s" in text and "75% of it" in text
     assert "4.000 ms  80%  tma_kernel, 50 launches" in text and "between 50 kernels, 20.00 us each" in text

@@ -76,7 +76,8 @@ class DecodeLinears:
         self.gpu = gpu
         self.tuning = tuning_for(gpu.name) if tuning is None else tuning
         self.locks = torch.zeros(MAX_TILES, dtype=torch.int32, device=gpu.device)
-        self.cublaslt = open_cublaslt(gpu.device)
+        named = any(entry.choice.algorithm for entry in self.tuning.entries.values())
+        self.cublaslt = open_cublaslt(gpu.device) if named else None
 
     def __call__(self, call: Call) -> Tensor:
         """[M, N] in the dtype of the residual, else of x. 16-bit weights and up to 128 rows take a kernel."""
