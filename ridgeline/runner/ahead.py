@@ -1,9 +1,9 @@
 """Kernels compiled ahead of their first launch, by several processes at once.
 
-Triton compiles a kernel where it is first launched, for a second or two, one after another. Under `missing`
-launches of kernels that are not compiled yet are noted and left out (run under a graph's capture, where
-nothing runs anyway); `compile_all` has them compiled into Triton's cache on disk, from where the next launch
-loads them. The compiling processes see no GPU and import no torch. Knows no kernel.
+Triton compiles a kernel where it is first launched, for a second or two, one after another. Under
+`compiled_meanwhile` launches of kernels that are not loaded yet are left out (run under a graph's capture,
+where nothing runs anyway), and other processes compile them into Triton's cache on disk, from where the next
+launch loads them. These processes see no GPU and import no torch. Knows no kernel.
 """
 
 import json
@@ -11,19 +11,17 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
-from time import perf_counter
+from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import Any
 
 _log = logging.getLogger(__name__)
-_SLOW_S = 0.2  # loading a compiled kernel takes a few milliseconds
 _MOST_PROCESSES = 16
 
 
@@ -37,64 +35,91 @@ class Job:
 
 
 @contextmanager
-def missing() -> Iterator[list[Job]]:
-    """From the first kernel on that had to be compiled, all that are not loaded yet are listed and not
-    launched. Empty in the end: nothing was left out, and nothing took long."""
+def compiled_meanwhile(processes: int | None = None) -> Iterator[Collection[Job]]:
+    """From the first kernel on that had to be compiled, all that are not loaded yet are listed, not launched,
+    and compiled from then on; all are in the end. One that fails is left for its launch, which says why. An
+    error inside leaves those that are not begun. Empty in the end: nothing was left out, and no process was
+    started. processes: at most; None for as many as this process has cores."""
+    most = processes or min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    jobs: dict[Job, None] = {}
+    waiting: SimpleQueue[Job | None] = SimpleQueue()
+    fed: list[Future[list[str]]] = []
+    with ThreadPoolExecutor(most) as threads:
+
+        def note(job: Job) -> None:
+            if job in jobs:
+                return
+            jobs[job] = None
+            waiting.put(job)
+            if len(fed) < most:
+                fed.append(threads.submit(_feed, waiting, _target()))
+
+        try:
+            with _missing(note):
+                yield jobs
+        except BaseException:
+            with suppress(Empty):
+                while True:
+                    waiting.get_nowait()
+            raise
+        finally:
+            for _ in fed:
+                waiting.put(None)
+    for said in fed:
+        for line in said.result():
+            _log.warning("a kernel was not compiled ahead: %s", line)
+
+
+@contextmanager
+def _missing(note: Callable[[Job], None]) -> Iterator[None]:
+    """From the first kernel on that had to be compiled, each that is not loaded is noted, not launched."""
     import triton
 
-    jobs: list[Job] = []
-    begun_s, slow = 0.0, False
+    compiled = False
 
     def before(*, fn: Any, **about: Any) -> bool:
-        nonlocal begun_s
-        begun_s = perf_counter()
-        if slow:
-            jobs.append(Job(fn.module, fn.name, about["compile"]["specialization_data"]))
-        return slow
+        if compiled:
+            note(Job(fn.module, fn.name, about["compile"]["specialization_data"]))
+        return compiled
 
-    def after(**about: object) -> None:
-        nonlocal slow
-        slow = slow or perf_counter() - begun_s > _SLOW_S
+    def after(*, cache_hit: bool, **about: object) -> None:
+        nonlocal compiled
+        compiled = compiled or not cache_hit
 
-    runtime = triton.knobs.runtime
-    held = runtime.jit_cache_hook, runtime.jit_post_compile_hook
-    runtime.jit_cache_hook, runtime.jit_post_compile_hook = before, after
+    runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
+    held = runtime.jit_cache_hook, compilation.listener
+    runtime.jit_cache_hook, compilation.listener = before, after
     try:
-        yield jobs
+        yield
     finally:
-        runtime.jit_cache_hook, runtime.jit_post_compile_hook = held
+        runtime.jit_cache_hook, compilation.listener = held
 
 
-def compile_all(jobs: list[Job], processes: int | None = None) -> None:
-    """Compile each distinct job. One that fails is left for its launch, which says why. processes: None for
-    as many as there are cores."""
+def _target() -> dict[str, Any]:
+    """The GPU to compile for."""
     from triton.runtime import driver
 
-    target, distinct = vars(driver.active.get_current_target()), list(dict.fromkeys(jobs))
-    num = min(len(distinct), processes or min(os.cpu_count() or 1, _MOST_PROCESSES))
-    waiting: SimpleQueue[Job | None] = SimpleQueue()
-    for job in (*distinct, *[None] * num):
-        waiting.put(job)
-    with ThreadPoolExecutor(max(1, num)) as threads:
-        for said in threads.map(lambda _: _feed(waiting, target), range(num)):
-            for line in said:
-                _log.warning("a kernel was not compiled ahead: %s", line)
+    return vars(driver.active.get_current_target())
 
 
 def _feed(waiting: "SimpleQueue[Job | None]", target: dict[str, Any]) -> list[str]:
-    """One process compiles jobs as it gets done; what it said of those that failed."""
+    """One process compiles jobs as it gets done, until None; what it said of those that failed. Once it has
+    ended, or where there is none, the others go on."""
     command, said = [sys.executable, "-m", "ridgeline.runner.ahead"], []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          text=True, bufsize=1) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print(json.dumps(target), file=process.stdin)
-        while (job := waiting.get()) is not None:
-            print(json.dumps([job.module, job.name, job.arguments]), file=process.stdin)
-            answer = process.stdout.readline()
-            if answer != "\n":
-                said.append(answer.strip() or f"{job.name}: its process ended")
-            if not answer:
-                break
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                              stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps(target), file=process.stdin)
+            while (job := waiting.get()) is not None:
+                print(json.dumps([job.module, job.name, job.arguments]), file=process.stdin)
+                answer = process.stdout.readline()
+                if not answer:
+                    raise BrokenPipeError(f"{job.name}: its process ended")
+                if answer.strip():
+                    said.append(answer.strip())
+    except OSError as error:
+        said.append(str(error))
     return said
 
 

@@ -35,7 +35,7 @@ from ridgeline.base.errors import EngineDeadError
 from ridgeline.kernels.prefill_attention import LIBRARY_TOKENS
 from ridgeline.kernels.sampling import Allowed
 from ridgeline.nn.build import Model
-from ridgeline.runner.ahead import compile_all, missing
+from ridgeline.runner.ahead import compiled_meanwhile
 from ridgeline.runner.cache import PageCache
 from ridgeline.runner.choose import Chooser
 from ridgeline.runner.flight import Flight, Slot
@@ -126,10 +126,9 @@ class GpuExecutor:
         libraries are loaded and the allocator has seen the largest step."""
         if self._graphs is None or self._short is None:
             return
-        with missing() as jobs:
+        with compiled_meanwhile() as jobs:
             self._record(self._graphs, self._short)
         if jobs:
-            compile_all(jobs)
             self._record(self._graphs, self._short)
         most = self._capacity.max_step_tokens
         with suppress(torch.OutOfMemoryError):  # such a step will be halved

@@ -1,10 +1,11 @@
-"""Run as a process of its own: kernels that are missing, compiled by others, then found in Triton's cache."""
+"""Run as a process of its own: kernels that are missing, compiled by another, then found on disk."""
 
 import json
 import os
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -47,19 +48,21 @@ def main() -> None:
     driver.set_active(NoGpu())  # type: ignore[arg-type]
     ahead._leave_doors_shut()
     kernels, x = import_module("ridgeline.kernels.decode_linear.triton"), Memory()
-    broken = ahead.Job(ahead.__name__, "nothing", "{}")
-    with ahead.missing() as jobs:
-        with suppress(AttributeError):  # compiled here, since nothing was slow before; there is no launcher
+    with ahead.compiled_meanwhile(processes=1) as jobs:
+        with suppress(AttributeError):  # compiled here: the first one. There is no launcher
             kernels.silu_mul_kernel[(4, 1)](x, x, 64, 32, 64)
         for _ in range(2):
             kernels.silu_mul_kernel[(4, 1)](x, x, 63, 31, 64)
+        while found() < 2:  # compiled while others are still to come
+            sleep(0.01)
+        kernels.rms_norm_kernel[(4,)](x, x, x, 1e-5, 64, 64, 63, 0, num_warps=1)  # no tile of 63: fails
         kernels.rms_norm_kernel[(4,)](x, x, x, 1e-5, 64, 64, 64, 0, num_warps=1)
-    first = found()
-    ahead.compile_all([*jobs, broken], processes=1)
-    after = found()
-    for job in jobs:
-        getattr(import_module(job.module), job.name).preload(job.arguments)
-    print(json.dumps({"jobs": [job.name for job in jobs], "found": [first, after, found()]}))
+    after, (silu, _, rms) = found(), jobs
+    with ahead.compiled_meanwhile() as missing:
+        for job in (silu, rms):
+            getattr(import_module(job.module), job.name).preload(job.arguments)
+    names = [job.name for job in jobs]
+    print(json.dumps({"jobs": names, "missing": len(missing), "found": [after, found()]}))
 
 
 if __name__ == "__main__":
