@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from ridgeline.bench.tiles import candidates
 from ridgeline.engine.timing import captured, median_s
 from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
@@ -20,7 +21,6 @@ from ridgeline.kernels.decode_linear.tuning import (
     Entry,
     LinearShape,
     Tuning,
-    candidates,
 )
 from ridgeline.kernels.gpu import Gpu, open_gpu
 

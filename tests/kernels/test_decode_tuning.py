@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ridgeline.base.errors import ConfigError
+from ridgeline.bench.tiles import candidates
 from ridgeline.kernels.cublaslt import open_cublaslt
 from ridgeline.kernels.decode_linear.tuning import (
     BEYOND,
@@ -18,7 +19,6 @@ from ridgeline.kernels.decode_linear.tuning import (
     Entry,
     LinearShape,
     Tuning,
-    candidates,
     own_file,
     shared_bytes,
     tuning_for,

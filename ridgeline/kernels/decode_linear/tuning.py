@@ -19,8 +19,8 @@ LARGE = (2048, 4096, 8192)  # rows of steps that prompts fill, measured for the 
 BEYOND = 2304  # an entry here stands for all rows from here on that have none of their own
 GUESSED_ROWS = 128  # beyond, only what was measured comes before cuBLAS
 MAX_TILES = 4096  # output tiles of a linear whose K is split: one lock each
-_SHARED_BYTES = 220 << 10
-_MIN_PROGRAMS = 132  # a wave; fewer leave parts of the GPU without loads in flight
+SHARED_BYTES = 220 << 10
+MIN_PROGRAMS = 132  # a wave; fewer leave parts of the GPU without loads in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,70 +176,15 @@ def guess(shape: LinearShape, rows: int) -> Choice:
     """What was near the best for every shape measured. rows: a bucket."""
     if rows == 1:
         block_k = 1024 if shape.k >= 1024 else 512 if shape.k > 256 else 256
-        block_n = 4 if shape.n > 8 * _MIN_PROGRAMS and not shape.gated else 2
+        block_n = 4 if shape.n > 8 * MIN_PROGRAMS and not shape.gated else 2
         return Choice(form="gemv", block_n=block_n, block_k=block_k, warps=4,
                       trigger="start" if shape.k <= 2048 else "end")
     split = 1
-    while split < 4 and -(-shape.n // 64) * split < 2 * _MIN_PROGRAMS and shape.k // (128 * split) >= 8:
+    while split < 4 and -(-shape.n // 64) * split < 2 * MIN_PROGRAMS and shape.k // (128 * split) >= 8:
         split *= 2
     choice = Choice(form="dot", block_n=64, block_k=128, split=split, warps=4, stages=4,
                     norm_apart=shape.norm and rows > 16)
     return _fitted(choice, shape, rows)
-
-
-def candidates(shape: LinearShape, rows: int) -> list[Choice]:
-    """What `tune` measures at a bucket of rows: cuBLAS and the tiles that could be the best."""
-    found = [] if rows == 1 else [Choice(form="torch")]
-    if rows == 1:
-        for block_n in (1, 2, 4, 8):
-            for block_k in (256, 512, 1024, 2048, 4096):
-                for warps in (2, 4, 8):
-                    each = block_n * block_k * (2 if shape.gated else 1) // (32 * warps)
-                    if 8 <= each <= 64 and block_k < 2 * shape.k <= 28 * block_k:
-                        found += [Choice(form="gemv", block_n=block_n, block_k=block_k, warps=warps,
-                                         trigger=trigger)
-                                  for trigger in ("end", "loop", "start")]
-        return found
-    if rows > 128:
-        return found + _wide(shape, rows)
-    for form in ("dot", "tma"):
-        for block_n, block_k, split, stages in ((64, 128, 1, 4), (64, 128, 2, 4), (64, 256, 1, 3), (64, 256,
-                                                                                                    2, 4),
-                                                (64, 64, 1, 4), (64, 64, 2, 6), (64, 64, 4, 4), (128, 64, 1,
-                                                                                                 4),
-                                                (128, 64, 4, 4), (128, 128, 1, 3), (32, 128, 2, 4)):
-            choice = Choice(form=form, block_n=block_n, block_k=block_k, split=split, stages=stages,
-                            norm_apart=shape.norm and (form == "tma" or rows > 16))
-            tiles = -(-shape.n // block_n)
-            if (shared_bytes(shape, rows, choice) > _SHARED_BYTES or block_k * split > shape.k
-                    or (split > 1 and tiles * split > 6 * _MIN_PROGRAMS) or (form == "tma" and shape.k % 8)):
-                continue
-            found.append(choice)
-    return found + (_wide(shape, rows) if rows == 128 else [])
-
-
-# (rows, 0 for all of them; weight rows; inputs; stages; warps) of a tile.
-_WIDE = ((128, 128, 64, 4, 8), (128, 128, 64, 3, 8), (128, 64, 128, 3, 4), (128, 64, 64, 4, 4),
-         (128, 32, 128, 4, 4), (0, 64, 64, 4, 8), (0, 128, 64, 3, 8), (0, 128, 64, 4, 8), (0, 64, 128, 2, 8),
-         (128, 128, 128, 2, 8), (128, 256, 64, 3, 8), (64, 64, 128, 4, 4), (64, 64, 128, 6, 4),
-         (64, 128, 128, 4, 4), (64, 64, 64, 4, 4), (64, 32, 128, 6, 4))
-
-
-def _wide(shape: LinearShape, rows: int) -> list[Choice]:
-    """Candidates of 128 rows and more, where a tile need not hold all of them: the tensor cores begin to be
-    the limit, and how often each processor fetches the same rows."""
-    found: list[Choice] = []
-    for block_m, block_n, block_k, stages, warps in _WIDE:
-        tile_m = block_m or 1 << (rows - 1).bit_length()
-        for split in (1, 2, 4):
-            choice = Choice(form="tma", block_m=tile_m, block_n=block_n, block_k=block_k, stages=stages,
-                            warps=warps, split=split, norm_apart=shape.norm)
-            programs = -(-shape.n // block_n) * -(-rows // tile_m) * split
-            if (shape.k % 8 == 0 and block_k * split <= shape.k and choice not in found
-                    and shared_bytes(shape, rows, choice) <= _SHARED_BYTES
-                    and (split == 1 or programs <= 3 * _MIN_PROGRAMS)):
-                found.append(choice)
-    return found
 
 
 def _fitted(choice: Choice, shape: LinearShape, rows: int) -> Choice:
@@ -247,9 +192,9 @@ def _fitted(choice: Choice, shape: LinearShape, rows: int) -> Choice:
     locks."""
     if choice.form not in ("dot", "tma"):
         return choice
-    while choice.stages > 2 and shared_bytes(shape, rows, choice) > _SHARED_BYTES:
+    while choice.stages > 2 and shared_bytes(shape, rows, choice) > SHARED_BYTES:
         choice = replace(choice, stages=choice.stages - 1)
-    while choice.block_k > 16 and shared_bytes(shape, rows, choice) > _SHARED_BYTES:
+    while choice.block_k > 16 and shared_bytes(shape, rows, choice) > SHARED_BYTES:
         choice = replace(choice, block_k=choice.block_k // 2)
     tiles = -(-shape.n // choice.block_n) * (-(-bucket(rows) // choice.block_m) if choice.block_m else 1)
     return choice if tiles <= MAX_TILES else replace(choice, split=1)
