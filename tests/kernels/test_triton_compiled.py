@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ridgeline.kernels.decode_attention import tile_for
+from ridgeline.kernels.decode_attention import Tile, tile_for
 from ridgeline.kernels.decode_linear.tuning import LinearShape, tuning_for
 from tests.kernels.triton_compiled import Compiled, compile_for_hopper
 
@@ -39,16 +39,15 @@ def linear(shape: LinearShape, rows: int, folder: Path, pdl: int) -> Compiled:
                               num_stages=choice.stages, **options)
 
 
-def attention(dim: int, folder: Path, pdl: int) -> Compiled:
+def attention(dim: int, tile: Tile, folder: Path, pdl: int, cache: str) -> Compiled:
     from ridgeline.kernels.decode_attention.triton import decode_kernel
 
-    tile = tile_for(group=4, dim=dim, kv_bytes=2)
     constants = dict(HKV=8, G=4, GP=16, D=dim, DP=1 << (dim - 1).bit_length(), R=dim, P=64, C=64,
                      BT=tile.tokens, NP=4, GN=2, SHARED=False, QK_NORM=True, SINK=False, WINDOW=False,
                      PDL=pdl, INTERPRET=False)
     return compile_for_hopper(decode_kernel, folder, constants=constants, descriptors={},
-                              num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
-                              launch_pdl=pdl > 0)
+                              types={"k_ptr": cache, "v_ptr": cache}, num_warps=tile.warps,
+                              num_stages=tile.stages, maxnreg=tile.registers, launch_pdl=pdl > 0)
 
 
 @pytest.mark.parametrize(("shape", "rows", "pdl"), [(GATE_UP, 1, 2), (GATE_UP, 16, 1), (DOWN, 128, 1), (DOWN,
@@ -65,11 +64,21 @@ def test_linears_keep_their_tiles_in_registers(shape: LinearShape, rows: int, pd
     assert rows == 1 or "wgmma" in made.ptx or "mma.sync" in made.ptx
 
 
-@pytest.mark.parametrize(("dim", "pdl"), [(128, 2), (80, 1)])
-def test_attention_programs_share_a_processor(dim: int, pdl: int, tmp_path: Path) -> None:
-    """With the registers that are left to each, a few values around the loop wait in local memory."""
-    made, tile = attention(dim, tmp_path, pdl), tile_for(group=4, dim=dim, kv_bytes=2)
-    assert made.registers * 32 * tile.warps * tile.programs <= 65536 and made.local_bytes <= 96, made
+@pytest.mark.parametrize(("dim", "heads", "cache", "pdl"), [
+    (128, 8, "*bf16", 2), (80, 8, "*bf16", 1), (128, 4096, "*bf16", 2), (128, 8, "*fp8e4nv", 2),
+    (128, 4096, "*fp8e4nv", 2)])
+def test_attention_programs_share_a_processor(dim: int, heads: int, cache: str, pdl: int,
+                                              tmp_path: Path) -> None:
+    """With the registers that are left to each, few values around the loop wait in local memory. While a tile
+    is used the others of its stages arrive, each in a buffer of its own. Entries of 8 bits go by float16."""
+    kv_bytes = 1 if "fp8" in cache else 2
+    tile = tile_for(group=4, dim=dim, kv_bytes=kv_bytes, heads=heads)
+    made = attention(dim, tile, tmp_path, pdl, cache)
+    assert made.registers * 32 * tile.warps * tile.programs <= 65536
+    assert made.local_bytes <= (0 if tile.programs == 2 else 32), made
+    assert 2 * tile.tokens * dim * kv_bytes * (tile.stages - 1) <= made.shared_bytes
     assert made.shared_bytes <= SHARED_LIMIT // tile.programs
     assert ("griddepcontrol.wait" in made.ptx) == (pdl > 0)
-    assert "mma.sync" in made.ptx and "cp.async" in made.ptx
+    assert "cp.async" in made.ptx
+    assert ("m16n8k16.row.col.f32.f16.f16.f32" in made.ptx) == (kv_bytes == 1)
+    assert ("m16n8k16.row.col.f32.bf16.bf16.f32" in made.ptx) == (kv_bytes == 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.chain import Chain, linear_shapes
-from ridgeline.kernels.decode_attention import DecodeAttention, Rows, Tile
+from ridgeline.kernels.decode_attention import DecodeAttention, Rows, Tile, tile_for
 from ridgeline.kernels.decode_attention.reference import decode_reference
 from ridgeline.kernels.decode_linear import Call, DecodeLinears
 from ridgeline.kernels.decode_linear.tuning import Choice, Entry, Tuning
@@ -114,7 +114,7 @@ def attention(shape: Geometry, lens: list[int], *, window: int | None = None, si
         scales = {}
         if kv_dtype is FP8:  # entries that it holds exactly, so that rounding does not show
             scales = {"k_scale": 0.5, "v_scale": 0.25}
-            qkv, cos_SR, sin_SR = (qkv * 4).to(FP8).to(dtype) / 4, torch.ones_like(cos_SR), sin_SR * 0
+            qkv, cos_SR, sin_SR = (qkv * 2).to(FP8).to(dtype) / 2, torch.ones_like(cos_SR), sin_SR * 0
             rows = replace(rows, cos_SR=cos_SR, sin_SR=sin_SR)
         norms = {name: random(gpu, dtype, shape.dim) for name in ("q_norm", "k_norm") if qk_norm}
         sink = random(gpu, dtype, shape.heads) if sinks else None
@@ -207,5 +207,11 @@ CASES: dict[str, Case] = {
         Geometry(heads=4, kv_heads=2, dim=64), [40, 1], kv_dtype=torch.float32),
     "attention float8 cache": attention(
         Geometry(heads=4, kv_heads=2, dim=32), [40, 1, 130], kv_dtype=FP8, tile=SMALL),
+    "attention tile of many rows": attention(
+        Geometry(heads=4, kv_heads=2, dim=128, page=64, head_major=True), [130, 0, 0, 33, 64], qk_norm=True,
+        tile=tile_for(group=2, dim=128, kv_bytes=2, heads=4096)),
+    "attention float8 cache, tile of many rows": attention(
+        Geometry(heads=4, kv_heads=2, dim=128, page=64), [130, 0, 17, 64], kv_dtype=FP8,
+        tile=tile_for(group=2, dim=128, kv_bytes=1, heads=4096)),
     "chain of a step": chain,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_INT32 = {"table_ptr", "lens_ptr", "skip_ptr", "first_ptr", "before_ptr", "share_ptr", "work_ptr",
+_INT32 = {"table_ptr", "lens_ptr", "skip_ptr", "begin_ptr", "share_ptr", "work_ptr",
           "total_ptr", "lock_ptr"}
 _FLOAT32 = {"cos_ptr", "sin_ptr", "part_o", "part_ml", "part_ptr"}
 _FLOATS = {"eps", "scale", "k_scale", "v_scale", "top"}

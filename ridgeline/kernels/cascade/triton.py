@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.decode_attention.triton import _attend, _turned
+from ridgeline.kernels.decode_attention.triton import _attend, _operand, _pairs, _turned
 
 
 @triton.jit
@@ -40,7 +40,9 @@ def shared_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, members_ptr, work_ptr, total
         cos = tl.load(cos_ptr + angles, mask=turned, other=1.0)
         sin = tl.load(sin_ptr + angles, mask=turned, other=0.0)
         heads = qkv_ptr + (row * stride_qkv + (head * G + g) * D)[:, None]
-        q = _turned(heads, ok[:, None], qn_ptr, cos, sin, eps, D, DP, R, QK_NORM).to(qkv_ptr.dtype.element_ty)
+        x, y = _pairs(heads, ok[:, None], D, DP, R)
+        q = _turned(x, y, qn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
+        q = _operand(q, k_ptr, qkv_ptr.dtype.element_ty)
         pages = table_ptr + tl.load(members_ptr + member).to(tl.int64) * stride_table
         m, l, acc = _attend(q, k_ptr + head * stride_head, v_ptr + head * stride_head, pages, start, stop, 0,
                             stride_page, stride_token, scale, GP, D, DP, P, BT, False, INTERPRET)

@@ -15,13 +15,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["num_rows", "programs"])
-def plan_kernel(lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr, num_rows, window, programs,
+def plan_kernel(lens_ptr, skip_ptr, begin_ptr, share_ptr, num_rows, window, programs,
                 HKV: tl.constexpr, BT: tl.constexpr, LEAST: tl.constexpr, FEW: tl.constexpr,
                 BR: tl.constexpr, SHARED: tl.constexpr):
     """One program a row, BR >= num_rows. share: all tiles, and how many a program takes: at least LEAST,
-    fewer where no row has FEW times as many. before [S + 1]: a KV head's tiles of the rows before each.
-    first [programs]: the row of a program's first tile, written where it has one. Tiles before the row's
-    window are left out, those of its skip tokens too when SHARED."""
+    fewer where no row has FEW times as many. begin [programs, 4]: where a program's tiles begin (row, KV
+    head, tiles of that head before them, length of the row), written where it has some. Tiles before the
+    row's window are left out, those of its skip tokens too when SHARED."""
     row = tl.program_id(0)
     r = tl.arange(0, BR)
     n = tl.load(lens_ptr + r, mask=r < num_rows, other=0)
@@ -32,17 +32,21 @@ def plan_kernel(lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr, num_rows, 
     total = tl.sum(tiles, 0) * HKV
     least = tl.minimum(LEAST, (tl.max(tiles, 0) + FEW - 1) // FEW)
     each = tl.maximum(tl.maximum((total + programs - 1) // programs, least), 1)
-    begin = tl.sum(tl.where(r < row, tiles, 0), 0)
-    end = begin + tl.sum(tl.where(r == row, tiles, 0), 0)
+    before = tl.sum(tl.where(r < row, tiles, 0), 0) * HKV
+    mine = tl.sum(tl.where(r == row, tiles, 0), 0)
+    length = tl.sum(tl.where(r == row, n, 0), 0)
     if row == 0:
-        tl.store(before_ptr, 0)
         tl.store(share_ptr, total)
         tl.store(share_ptr + 1, each)
-    tl.store(before_ptr + row + 1, end)
-    last = (end * HKV + each - 1) // each
-    for p0 in range((begin * HKV + each - 1) // each, last, 64):
+    last = (before + mine * HKV + each - 1) // each
+    for p0 in range((before + each - 1) // each, last, 64):
         p = p0 + tl.arange(0, 64)
-        tl.store(first_ptr + p, row, mask=p < last)
+        at = p * each - before
+        head = at // tl.maximum(mine, 1)
+        tl.store(begin_ptr + p * 4, row, mask=p < last)
+        tl.store(begin_ptr + p * 4 + 1, head, mask=p < last)
+        tl.store(begin_ptr + p * 4 + 2, at - head * mine, mask=p < last)
+        tl.store(begin_ptr + p * 4 + 3, length, mask=p < last)
 
 
 @triton.jit
@@ -60,22 +64,65 @@ def _dot_add(a, b, acc, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def _turned(heads_ptr, ok, norm_ptr, cos, sin, eps, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
-            QK_NORM: tl.constexpr):
-    """Normed and rotated heads in float32, [heads, DP]. heads_ptr, ok [heads, 1]; cos, sin [1, DP]: 1 and 0
-    beyond R, the sines of the first half negated. Element d turns with the one that is R / 2 away."""
+def _pairs(heads_ptr, ok, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr):
+    """Heads [heads, DP], and for each element the one that it turns with, R / 2 away. heads_ptr, ok
+    [heads, 1]."""
+    d = tl.arange(0, DP)
+    pair = _pair(DP, R)
+    ok = ok & (d < D)[None, :]
+    x = tl.load(heads_ptr + d[None, :], mask=ok, other=0.0)
+    y = tl.load(heads_ptr + pair[None, :], mask=ok, other=0.0)
+    return x, y
+
+
+@triton.jit
+def _pair(DP: tl.constexpr, R: tl.constexpr):
     d = tl.arange(0, DP)
     pair = tl.where(d < R // 2, d + R // 2, tl.where(d < R, d - R // 2, d))
     if R % 16 == 0:
         pair = tl.max_contiguous(tl.multiple_of(pair, 8), 8)
-    ok = ok & (d < D)[None, :]
-    x = tl.load(heads_ptr + d[None, :], mask=ok, other=0.0).to(tl.float32)
-    y = tl.load(heads_ptr + pair[None, :], mask=ok, other=0.0).to(tl.float32)
+    return pair
+
+
+@triton.jit
+def _turned(x, y, norm_ptr, cos, sin, eps, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+            QK_NORM: tl.constexpr):
+    """Normed and rotated heads in float32, of `_pairs`. cos, sin [1, DP]: 1 and 0 beyond R, the sines of the
+    first half negated."""
+    d = tl.arange(0, DP)
+    x, y = x.to(tl.float32), y.to(tl.float32)
     if QK_NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         x = x * scale * tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-        y = y * scale * tl.load(norm_ptr + pair, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm_ptr + _pair(DP, R), mask=d < D, other=0.0).to(tl.float32)[None, :]
     return x * cos + y * sin
+
+
+@triton.jit
+def _operand(q, k_ptr, dtype: tl.constexpr):
+    """Queries as the tensor cores take them, and keys and values after them. Those of 8 bits become float16,
+    which is exact and one instruction for two of them, where 16 bits are asked for."""
+    HALF: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16
+    if HALF:
+        q = tl.clamp(q, -65504.0, 65504.0)
+    return q.to(tl.float16 if HALF else dtype)
+
+
+@triton.jit
+def _inputs(new, cos_ptr, sin_ptr, qn_ptr, head, ends, eps, HKV: tl.constexpr, G: tl.constexpr,
+            GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, QK_NORM: tl.constexpr):
+    """(queries, normed and turned; new key's pairs and value, where ends; cosines, sines) of a row. All loads
+    come before the first change of layout, which waits for what is loaded."""
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    one = tl.arange(0, 1)[:, None]
+    cos = tl.load(cos_ptr + d, mask=d < R, other=1.0)
+    sin = tl.load(sin_ptr + d, mask=d < R, other=0.0)
+    q_x, q_y = _pairs(new + ((head * G + g) * D)[:, None], (g < G)[:, None], D, DP, R)
+    k_x, k_y = _pairs(new + (HKV * G + head) * D + one, ends & (one == 0), D, DP, R)
+    value = tl.load(new + (HKV * G + HKV + head) * D + d, mask=ends & (d < D), other=0.0)
+    cos, sin = cos[None, :], sin[None, :]
+    return _turned(q_x, q_y, qn_ptr, cos, sin, eps, D, DP, R, QK_NORM), k_x, k_y, value, cos, sin
 
 
 @triton.jit
@@ -180,16 +227,12 @@ def _stored(x, scale, top, dtype: tl.constexpr):
 
 
 @triton.jit
-def _write_new(new, k_ptr, v_ptr, kn_ptr, cos, sin, eps, k_scale, v_scale, top, head,
-               HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
-               QK_NORM: tl.constexpr):
-    """The row's new key, normed and turned, and its value, to where k_ptr and v_ptr point."""
+def _write_new(key, value, k_ptr, v_ptr, k_scale, v_scale, top, D: tl.constexpr, DP: tl.constexpr):
+    """The row's new key [1, DP], normed and turned, and its value [DP], to where k_ptr and v_ptr point."""
     d = tl.arange(0, DP)
     one = tl.arange(0, 1)[:, None]
-    key = _turned(new + (HKV * G + head) * D + one, one == 0, kn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
-    value = tl.load(new + (HKV * G + HKV + head) * D + d, mask=d < D, other=0.0).to(tl.float32)
-    key = _stored(key, k_scale, top, k_ptr.dtype.element_ty)
-    tl.store(k_ptr + one + d[None, :], key, mask=(d < D)[None, :])
+    tl.store(k_ptr + one + d[None, :], _stored(key, k_scale, top, k_ptr.dtype.element_ty),
+             mask=(d < D)[None, :])
     tl.store(v_ptr + d, _stored(value, v_scale, top, v_ptr.dtype.element_ty), mask=d < D)
     tl.debug_barrier()
 
@@ -205,17 +248,18 @@ def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_to
     m = tl.full((GP,), -1e30, tl.float32)
     l = tl.zeros((GP,), tl.float32)
     acc = tl.zeros((GP, DP), tl.float32)
+    page = tl.load(pages_ptr + begin // P)  # a tile ahead, where it can: else keys would wait for it
     for t0 in range(begin, stop, BT):
         t = t0 + bt
         t_ok = t < stop
         if WINDOW:
             t_ok = t_ok & (t >= low)
         if P % BT == 0:
-            page = tl.load(pages_ptr + t0 // P).to(tl.int64)
-            base = page * stride_page + (t0 % P + bt) * stride_token
+            base = page.to(tl.int64) * stride_page + (t0 % P + bt) * stride_token
+            page = tl.load(pages_ptr + (t0 + BT) // P, mask=t0 + BT < stop, other=0)
         else:
-            page = tl.load(pages_ptr + t // P, mask=t_ok, other=0).to(tl.int64)
-            base = page * stride_page + (t % P) * stride_token
+            pages = tl.load(pages_ptr + t // P, mask=t_ok, other=0).to(tl.int64)
+            base = pages * stride_page + (t % P) * stride_token
         k = tl.load(k_ptr + base[None, :] + d[:, None], mask=t_ok[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_ptr + base[:, None] + d[None, :], mask=t_ok[:, None] & (d < D)[None, :], other=0.0)
         s = _dot(q, k.to(q.dtype), INTERPRET)
@@ -229,9 +273,9 @@ def _attend(q, k_ptr, v_ptr, pages_ptr, begin, stop, low, stride_page, stride_to
     return m, l, acc
 
 
-@triton.jit
-def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, first_ptr, before_ptr, share_ptr,
-                  cos_ptr, sin_ptr, qn_ptr, kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, stride_qkv,
+@triton.jit(do_not_specialize=["num_rows"])
+def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, begin_ptr, share_ptr, cos_ptr,
+                  sin_ptr, qn_ptr, kn_ptr, sink_ptr, part_o, part_ml, lock_ptr, out_ptr, num_rows, stride_qkv,
                   stride_out, stride_table, stride_angle, stride_page, stride_token, stride_head, scale,
                   k_scale, v_scale, top, window, eps, prefix_slots,
                   HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
@@ -249,23 +293,16 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, first_pt
     pid = tl.program_id(0)
     if PDL == 2:
         gdc_launch_dependents()
-    g = tl.arange(0, GP)
-    d = tl.arange(0, DP)
+    row = tl.load(begin_ptr + pid * 4).to(tl.int64)
+    head = tl.load(begin_ptr + pid * 4 + 1)
+    behind = tl.load(begin_ptr + pid * 4 + 2)
+    length = tl.load(begin_ptr + pid * 4 + 3)
     each = tl.load(share_ptr + 1)
     at = pid * each
     end = tl.minimum(at + each, tl.load(share_ptr))
-    row = tl.load(first_ptr + pid, mask=at < end, other=0).to(tl.int64)
     if PDL > 0:
         gdc_wait()
     while at < end:
-        while tl.load(before_ptr + row + 1) * HKV <= at:
-            row += 1
-        before = tl.load(before_ptr + row)
-        tiles = tl.load(before_ptr + row + 1) - before
-        head = (at - before * HKV) // tiles
-        whole = (before * HKV + head * tiles).to(tl.int32)  # where the row's tiles of this head begin
-        many = tl.minimum(whole + tiles, end) - at
-        length = tl.load(lens_ptr + row)
         low, skipped, shared = 0, 0, 0
         if WINDOW:
             low = tl.maximum(length - window, 0)
@@ -273,29 +310,43 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, first_pt
         if SHARED:
             shared = tl.load(skip_ptr + row) // C
             skipped = shared * (C // BT)
-        start = (skipped + at - whole) * BT
+        tiles = (length + BT - 1) // BT - skipped
+        many = tl.minimum(tiles - behind, end - at)
+        start = (skipped + behind) * BT
         stop = tl.minimum(start + many * BT, length)
-        cos = tl.load(cos_ptr + row * stride_angle + d, mask=d < R, other=1.0)[None, :]
-        sin = tl.load(sin_ptr + row * stride_angle + d, mask=d < R, other=0.0)[None, :]
-        new = qkv_ptr + row * stride_qkv
-        q = _turned(new + ((head * G + g) * D)[:, None], (g < G)[:, None], qn_ptr, cos, sin, eps, D, DP, R,
-                    QK_NORM).to(out_ptr.dtype.element_ty)
+        ends = stop == length
         pages = table_ptr + row * stride_table
+        first_page = tl.load(pages + start // P)
+        last_page = tl.load(pages + (length - 1) // P).to(tl.int64)
+        next_length = tl.load(lens_ptr + row + 1, mask=row + 1 < num_rows, other=0)
+        angles = row * stride_angle
+        q, k_x, k_y, value, cos, sin = _inputs(qkv_ptr + row * stride_qkv, cos_ptr + angles, sin_ptr + angles,
+                                               qn_ptr, head, ends, eps, HKV, G, GP, D, DP, R, QK_NORM)
+        q = _operand(q, k_ptr, out_ptr.dtype.element_ty)
         keys = k_ptr + head * stride_head
         values = v_ptr + head * stride_head
-        if stop == length:
-            page = tl.load(pages + (length - 1) // P).to(tl.int64)
-            to = page * stride_page + ((length - 1) % P) * stride_token
-            _write_new(new, keys + to, values + to, kn_ptr, cos, sin, eps, k_scale, v_scale, top, head, HKV,
-                       G, D, DP, R, QK_NORM)
-        m, l, acc = _attend(q, keys, values, pages, start, stop, low, stride_page, stride_token,
+        if ends:
+            to = last_page * stride_page + ((length - 1) % P) * stride_token
+            key = _turned(k_x, k_y, kn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
+            _write_new(key, value.to(tl.float32), keys + to, values + to, k_scale, v_scale, top, D, DP)
+        begin = start + BT * tl.minimum(first_page, 0)  # which no page is below: its line is near by then
+        m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token,
                             scale * k_scale, GP, D, DP, P, BT, WINDOW, INTERPRET)
         common = 0
         if SHARED:
             common = (2 * tl.num_programs(0) + (row * HKV + head) * prefix_slots).to(tl.int32)
         _settle((m, l, acc), out_ptr + row * stride_out + head * G * D, sink_ptr + head * G, part_o, part_ml,
-                lock_ptr + row * HKV + head, v_scale, at, many, whole, tiles, each, common, shared, G, GP, GN,
-                D, DP, NP, SINK, SHARED)
+                lock_ptr + row * HKV + head, v_scale, at, many, at - behind, tiles, each, common, shared, G,
+                GP, GN, D, DP, NP, SINK, SHARED)
         at += many
+        behind = 0
+        head += 1
+        if head == HKV:
+            head = 0
+            row += 1
+            length = next_length
+            while (length == 0) & (at < end):
+                row += 1
+                length = tl.load(lens_ptr + row)
     if PDL == 1:
         gdc_launch_dependents()
