@@ -37,7 +37,8 @@ Weights = dict[str, Tensor | Packed | Stack]
 AnyPacking = Packing[Packed | Stack | Tensor]
 Policy = Callable[[str, ParamSpec], AnyPacking]
 # A slice of a tensor: decoded ones stay in a core's cache and below what torch splits over threads.
-_DECODED_ELEMENTS, _COPIED_ELEMENTS = 1 << 15, 1 << 22
+_DECODED_ELEMENTS, _COPIED_ELEMENTS = 1 << 15, 1 << 23
+_SENT_SLICES = 4  # by one thread, one after another
 
 
 def dense(dtype: torch.dtype) -> Policy:
@@ -228,9 +229,12 @@ class _FileWeight:
             _copy(out[rows], piece.rows(rows if order is None else order[rows]), tensor)
 
         if self._uploads is not None:
-            for rows in (slice(begin, begin + step) for begin in range(0, tensor.rows, step)):
-                read = partial(piece.read, rows if order is None else order[rows])
-                self._uploads.put(out[rows], read, _not_finite(tensor))
+            for first in range(0, tensor.rows, step * _SENT_SLICES):
+                end = min(first + step * _SENT_SLICES, tensor.rows)
+                runs = [slice(begin, min(begin + step, end)) for begin in range(first, end, step)]
+                self._uploads.put(out[first:end], [
+                    (out[rows], partial(piece.read, rows if order is None else order[rows])) for rows in runs
+                ], _not_finite(tensor))
             return
         for _ in (self._pool.map if tensor.quantized else map)(one, range(0, tensor.rows, step)):
             pass

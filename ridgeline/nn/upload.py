@@ -5,7 +5,7 @@ Knows no format: a slice is read by whoever hands it in.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from types import TracebackType
@@ -14,8 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-_THREADS = 8
+_THREADS = 16
 Room = Callable[[int], Tensor]  # bytes -> uint8 memory to read into
+Read = Callable[[Room], Tensor]
 _BUFFERS = 2  # of a thread
 
 
@@ -46,10 +47,12 @@ class Uploads:
         self._own = threading.local()
         self._going: list[Future[tuple[Tensor, Tensor, Exception]]] = []
 
-    def put(self, out: Tensor, read: Callable[[Room], Tensor], broken: Exception) -> None:
-        """Have what `read` leaves in the room that it asks for, of any dtype, brought into `out`, memory of
-        the device in the same shape. broken: what to raise where it is not finite."""
-        self._going.append(self._pool.submit(self._send, out, read, broken))
+    def put(self, out: Tensor, slices: Sequence[tuple[Tensor, Read]], broken: Exception) -> None:
+        """Have what each slice's `read` leaves in the room that it asks for, of any dtype, brought to where
+        the slice lies in `out`, memory of the device in the same shape. By one thread: slices keep the pinned
+        memory small, and what a call costs besides is paid once for all of them. broken: what to raise where
+        one is not finite."""
+        self._going.append(self._pool.submit(self._send, out, slices, broken))
 
     def __enter__(self) -> Self:
         return self
@@ -72,19 +75,20 @@ class Uploads:
                     raise broken
 
     def _send(
-        self, out: Tensor, read: Callable[[Room], Tensor], broken: Exception
+        self, out: Tensor, slices: Sequence[tuple[Tensor, Read]], broken: Exception
     ) -> tuple[Tensor, Tensor, Exception]:
         """On a thread. The sum is not finite when a number is not, and seldom else."""
         own = self._own
         if not hasattr(own, "stream"):
             own.stream = torch.cuda.Stream(self._device)
             own.buffers = cycle([_Buffer() for _ in range(_BUFFERS)])
-        buffer = next(own.buffers)
-        pinned = read(buffer.room)
         with torch.cuda.stream(own.stream):
-            if pinned.dtype == out.dtype:
-                out.copy_(pinned, non_blocking=True)
-            else:
-                out.copy_(pinned.to(self._device, non_blocking=True))
-            buffer.sent(own.stream)
+            for to, read in slices:
+                buffer = next(own.buffers)
+                pinned = read(buffer.room)
+                if pinned.dtype == to.dtype:
+                    to.copy_(pinned, non_blocking=True)
+                else:
+                    to.copy_(pinned.to(self._device, non_blocking=True))
+                buffer.sent(own.stream)
             return out.sum(dtype=torch.float32), out, broken
