@@ -74,7 +74,7 @@ def test_pages_of_other_strides_or_types_are_refused() -> None:
     assert "float64" in unfit(keys.double(), values.double(), 4, 32)
 
 
-@pytest.mark.parametrize("heads", [8, 4096])
+@pytest.mark.parametrize("heads", [8, 512, 4096])
 @pytest.mark.parametrize("group", [1, 4, 20, 64])
 @pytest.mark.parametrize(("dim", "kv_bytes"), [(16, 4), (80, 2), (128, 1), (128, 2), (256, 2), (256, 4)])
 def test_attention_tiles_fit(group: int, dim: int, kv_bytes: int, heads: int) -> None:

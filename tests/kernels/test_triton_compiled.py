@@ -65,8 +65,8 @@ def test_linears_keep_their_tiles_in_registers(shape: LinearShape, rows: int, pd
 
 
 @pytest.mark.parametrize(("dim", "heads", "cache", "pdl"), [
-    (128, 8, "*bf16", 2), (80, 8, "*bf16", 1), (128, 4096, "*bf16", 2), (128, 8, "*fp8e4nv", 2),
-    (128, 4096, "*fp8e4nv", 2)])
+    (128, 8, "*bf16", 2), (128, 512, "*bf16", 2), (80, 512, "*bf16", 1), (128, 4096, "*bf16", 2),
+    (128, 8, "*fp8e4nv", 2), (128, 4096, "*fp8e4nv", 2)])
 def test_attention_programs_share_a_processor(dim: int, heads: int, cache: str, pdl: int,
                                               tmp_path: Path) -> None:
     """With the registers that are left to each, few values around the loop wait in local memory. While a tile
@@ -75,7 +75,7 @@ def test_attention_programs_share_a_processor(dim: int, heads: int, cache: str, 
     tile = tile_for(group=4, dim=dim, kv_bytes=kv_bytes, heads=heads)
     made = attention(dim, tile, tmp_path, pdl, cache)
     assert made.registers * 32 * tile.warps * tile.programs <= 65536
-    assert made.local_bytes <= (0 if tile.programs == 2 else 32), made
+    assert made.local_bytes <= (0 if tile.programs == 2 else 96), made
     assert 2 * tile.tokens * dim * kv_bytes * (tile.stages - 1) <= made.shared_bytes
     assert made.shared_bytes <= SHARED_LIMIT // tile.programs
     assert ("griddepcontrol.wait" in made.ptx) == (pdl > 0)

@@ -23,7 +23,6 @@ CACHE_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 _NO_WINDOW = 1 << 30
 _PARTIAL_BYTES = 64 << 20
 _SHARED_BYTES, _REGISTERS = 220 << 10, 65536  # of a processor
-_STAGES = 3  # two tiles of keys and values in shared memory: one is used while the next arrives
 _MERGED = 8  # pieces at once
 _PLANNED_ROWS = 512  # one kernel plans up to so many
 _LEAST_TOKENS, _FEW = 256, 8  # a program takes so many tokens, or fewer where that cuts no row in more pieces
@@ -59,6 +58,7 @@ class Tile:
         return min(_REGISTERS // (32 * self.warps * self.programs) // 8 * 8, 255)
 
 
+_FEW_HEADS = 128
 # By the bytes of an entry of the cache: beyond so many KV heads of all rows, this tile.
 _SMALL = {2: (1024, Tile(tokens=32, warps=2, stages=3, programs=6)),
           1: (512, Tile(tokens=16, warps=1, stages=4, programs=12))}
@@ -81,23 +81,27 @@ class Plan:
 
 
 def tile_for(*, group: int, dim: int, kv_bytes: int, heads: int = 0) -> Tile:
-    """The tile for `group` query heads of a KV head and `heads` KV heads of all rows together (measured on an
-    H200 with heads of 128). A thread needs up to 255 registers, which leaves room for eight warps. Where many
-    heads begin and end, small tiles waste less of the last one, and more programs hide the first one's way:
-    rows of unequal lengths gain 3 to 8 % by it, equal ones lose 1 to 2; entries of 8 bits gain 20 to 30."""
+    """The tile for `group` query heads of a KV head and `heads` KV heads of all rows together, as measured on
+    an H200 in steps with heads of 128.
+
+    Few heads: no tile is in flight beside the one in use, and registers are left for the kernel behind, whose
+    weights come meanwhile. Many heads begin and end: small tiles waste less of the last one, and more
+    programs hide the way to the first. Between them two are in flight, by threads of up to 255 registers.
+    """
     width, tokens = power_of_two(dim), 64
     many, small = _SMALL.get(kv_bytes, (heads, None))
     if small is not None and heads > many and width <= 128 and group <= 16:
         return small
-    while tokens > 16 and _shared_bytes(tokens, width, kv_bytes) > _SHARED_BYTES:
+    buffers = 1 if heads <= _FEW_HEADS and kv_bytes == 2 else 2
+
+    def shared_bytes() -> int:
+        return 2 * tokens * width * kv_bytes * buffers
+
+    while tokens > 16 and shared_bytes() > _SHARED_BYTES:
         tokens //= 2
     warps = max(4, min(8, power_of_two(group) * width // 1024))
-    programs = min(8 // warps, _SHARED_BYTES // _shared_bytes(tokens, width, kv_bytes))
-    return Tile(tokens=tokens, warps=warps, stages=_STAGES, programs=programs)
-
-
-def _shared_bytes(tokens: int, width: int, kv_bytes: int) -> int:
-    return 2 * tokens * width * kv_bytes * (_STAGES - 1)
+    programs = min((12 if buffers == 1 else 8) // warps, _SHARED_BYTES // shared_bytes())
+    return Tile(tokens=tokens, warps=warps, stages=buffers + 1, programs=programs)
 
 
 def unfit_heads(num_heads: int, kv_heads: int, dim: int, rotary: int) -> str:

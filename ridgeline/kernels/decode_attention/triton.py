@@ -151,7 +151,8 @@ def _summed(state, part_o, part_ml, first, odd, pieces, g, g_ok, G: tl.constexpr
         m_new = tl.maximum(m, tl.max(m_p, 1))
         weight = tl.exp2(m_p - m_new[:, None])
         shrink = tl.exp2(m - m_new)
-        l = l * shrink + tl.sum(l_p * weight, 1)
+        # Rounded before it is added: fused, threads that all sum these would differ by a bit.
+        l = l * shrink + tl.sum(tl.where(ok, l_p * weight, 0.0), 1)
         acc = acc * shrink[:, None] + tl.sum(o_p * weight[:, :, None], 1)
         m = m_new
     return m, l, acc
