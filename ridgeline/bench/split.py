@@ -47,7 +47,7 @@ def split_step(step: Callable[[], object], graph: torch.cuda.CUDAGraph, seconds:
     """step: launches its kernels in the current stream, none overlapping another. graph, seconds: the same
     captured, and what it takes."""
     launch_s = _host_s(step)
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         for _ in range(_REPLAYS):
             graph.replay()
         torch.cuda.synchronize()
@@ -61,7 +61,7 @@ def parts_of(kernels: Iterable[tuple[str, float]], steps: int) -> tuple[Part, ..
     """Of (kernel, seconds) of so many equal steps, those of one, the longest together first."""
     found: dict[str, list[float]] = {}
     for name, seconds in kernels:
-        found.setdefault(name.partition("(")[0].removeprefix("void "), []).append(seconds)
+        found.setdefault(name.removeprefix("void ").partition("(")[0].partition("<")[0], []).append(seconds)
     parts = [Part(kernel=name, launches=round(len(each) / steps), seconds=sum(each) / steps)
              for name, each in found.items()]
     return tuple(sorted(parts, key=lambda part: -part.seconds))
