@@ -3,7 +3,7 @@
 A row keeps, in float32, the tail of its convolution [W, E] and then its state [M, K, V]. A step works on
 copies, which land in the arena only when the whole step is through (`Step.land`): a step that raises half way
 has changed no state and can be run again. Drafts under test are taken one after another; where some fall, the
-tokens that stand are run once more, from the states that the arena still has. Legend: see kernels/recurrence;
+tokens that stand are run once more, from the states that the arena still has. Legend: see blocks/recurrence;
 N arena pages, P pages of a state, F floats.
 """
 
@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.blocks.rowwise import rowwise
-from ridgeline.blocks.step import CacheRegion, Long, Step
-from ridgeline.kernels.recurrence import (
+from ridgeline.blocks.recurrence import (
     Chunks,
     Inputs,
     Wave,
@@ -28,6 +26,8 @@ from ridgeline.kernels.recurrence import (
     step_rows,
     waves_of,
 )
+from ridgeline.blocks.rowwise import rowwise
+from ridgeline.blocks.step import CacheRegion, Long, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

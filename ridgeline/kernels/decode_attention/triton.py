@@ -330,7 +330,7 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, skip_ptr, begin_pt
             to = last_page * stride_page + ((length - 1) % P) * stride_token
             key = _turned(k_x, k_y, kn_ptr, cos, sin, eps, D, DP, R, QK_NORM)
             _write_new(key, value.to(tl.float32), keys + to, values + to, k_scale, v_scale, top, D, DP)
-        begin = start + BT * tl.minimum(first_page, 0)  # which no page is below: its line is near by then
+        begin = start + BT * tl.minimum(first_page, 0)  # plus 0: so that the load stays, and brings the line
         m, l, acc = _attend(q, keys, values, pages, begin, stop, low, stride_page, stride_token,
                             scale * k_scale, GP, D, DP, P, BT, WINDOW, INTERPRET)
         common = 0

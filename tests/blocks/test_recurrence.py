@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.recurrence import (
+from ridgeline.blocks.recurrence import (
     BLOCK,
     Inputs,
     convolve_chunks,
