@@ -66,7 +66,7 @@ def test_linears_keep_their_tiles_in_registers(shape: LinearShape, rows: int, pd
 
 @pytest.mark.parametrize(("dim", "heads", "cache", "pdl"), [
     (128, 8, "*bf16", 2), (128, 512, "*bf16", 2), (80, 512, "*bf16", 1), (128, 4096, "*bf16", 2),
-    (128, 8, "*fp8e4nv", 2), (128, 4096, "*fp8e4nv", 2)])
+    (256, 8, "*bf16", 2), (256, 512, "*bf16", 2), (128, 8, "*fp8e4nv", 2), (128, 4096, "*fp8e4nv", 2)])
 def test_attention_programs_share_a_processor(dim: int, heads: int, cache: str, pdl: int,
                                               tmp_path: Path) -> None:
     """With the registers that are left to each, few values around the loop wait in local memory. While a tile

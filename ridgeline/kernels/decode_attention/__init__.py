@@ -88,7 +88,8 @@ def tile_for(*, group: int, dim: int, kv_bytes: int, heads: int = 0) -> Tile:
     weights come meanwhile. Many heads begin and end: small tiles waste less of the last one, and more
     programs hide the way to the first. Between them two are in flight, by threads of up to 255 registers.
     """
-    width, tokens = power_of_two(dim), 64
+    width = power_of_two(dim)
+    tokens = 64 if width <= 128 else 32  # as many bytes, and sums that stay in registers
     many, small = _SMALL.get(kv_bytes, (heads, None))
     if small is not None and heads > many and width <= 128 and group <= 16:
         return small
