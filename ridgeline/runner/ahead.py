@@ -40,7 +40,7 @@ def compiled_meanwhile(processes: int | None = None) -> Iterator[Collection[Job]
     and compiled from then on; all are in the end. One that fails is left for its launch, which says why. An
     error inside leaves those that are not begun. Empty in the end: nothing was left out, and no process was
     started. processes: at most; None for as many as this process has cores."""
-    most = processes or min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    most = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     jobs: dict[Job, None] = {}
     waiting: SimpleQueue[Job | None] = SimpleQueue()
     fed: list[Future[list[str]]] = []

@@ -126,7 +126,7 @@ class GpuExecutor:
         libraries are loaded and the allocator has seen the largest step."""
         if self._graphs is None or self._short is None:
             return
-        with compiled_meanwhile() as jobs:
+        with compiled_meanwhile(torch.get_num_threads()) as jobs:
             self._record(self._graphs, self._short)
         if jobs:
             self._record(self._graphs, self._short)
