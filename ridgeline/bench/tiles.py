@@ -8,6 +8,7 @@ from ridgeline.kernels.decode_linear.tuning import (
     LinearShape,
     shared_bytes,
 )
+from ridgeline.kernels.gpu import power_of_two
 
 _SPLIT_PROGRAMS = 6 * MIN_PROGRAMS  # beyond, parts of K only add sums to merge
 # (weight rows, inputs, parts of K, stages) of a tile that holds all rows.
@@ -61,7 +62,7 @@ def _wide(shape: LinearShape, rows: int) -> list[Choice]:
     fetches the same rows."""
     found: list[Choice] = []
     for block_m, block_n, block_k, stages, warps in _WIDE:
-        tile_m = block_m or 1 << (rows - 1).bit_length()
+        tile_m = block_m or power_of_two(rows)
         for split in (1, 2, 4):
             choice = Choice(form="tma", block_m=tile_m, block_n=block_n, block_k=block_k, stages=stages,
                             warps=warps, split=split, norm_apart=shape.norm)

@@ -8,7 +8,6 @@ launch loads them. These processes see no GPU and import no torch. Knows no kern
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -35,12 +34,12 @@ class Job:
 
 
 @contextmanager
-def compiled_meanwhile(processes: int | None = None) -> Iterator[Collection[Job]]:
+def compiled_meanwhile(processes: int) -> Iterator[Collection[Job]]:
     """From the first kernel on that had to be compiled, all that are not loaded yet are listed, not launched,
     and compiled from then on; all are in the end. One that fails is left for its launch, which says why. An
     error inside leaves those that are not begun. Empty in the end: nothing was left out, and no process was
-    started. processes: at most; None for as many as this process has cores."""
-    most = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    started. processes: at most."""
+    most = min(processes, _MOST_PROCESSES)
     jobs: dict[Job, None] = {}
     waiting: SimpleQueue[Job | None] = SimpleQueue()
     fed: list[Future[list[str]]] = []

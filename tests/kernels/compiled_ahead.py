@@ -48,7 +48,7 @@ def main() -> None:
     driver.set_active(NoGpu())  # type: ignore[arg-type]
     ahead._leave_doors_shut()
     kernels, x = import_module("ridgeline.kernels.decode_linear.triton"), Memory()
-    with ahead.compiled_meanwhile(processes=1) as jobs:
+    with ahead.compiled_meanwhile(1) as jobs:
         with suppress(AttributeError):  # compiled here: the first one. There is no launcher
             kernels.silu_mul_kernel[(4, 1)](x, x, 64, 32, 64)
         for _ in range(2):
@@ -58,7 +58,7 @@ def main() -> None:
         kernels.rms_norm_kernel[(4,)](x, x, x, 1e-5, 64, 64, 63, 0, num_warps=1)  # no tile of 63: fails
         kernels.rms_norm_kernel[(4,)](x, x, x, 1e-5, 64, 64, 64, 0, num_warps=1)
     after, (silu, _, rms) = found(), jobs
-    with ahead.compiled_meanwhile() as missing:
+    with ahead.compiled_meanwhile(2) as missing:
         for job in (silu, rms):
             getattr(import_module(job.module), job.name).preload(job.arguments)
     names = [job.name for job in jobs]

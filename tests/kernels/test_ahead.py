@@ -57,7 +57,7 @@ ANSWERS = 'while read job; do echo "$job" >> log; sleep 0.1; echo; done'
 def test_a_warm_start_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel is loaded and none was compiled, however long that takes."""
     monkeypatch.setattr(sys, "executable", str(compiler(tmp_path, ANSWERS)))
-    with compiled_meanwhile() as jobs:
+    with compiled_meanwhile(2) as jobs:
         for name in "abc":
             launch(name, cache_hit=True)
     assert not jobs and not (tmp_path / "log").exists()
@@ -66,7 +66,7 @@ def test_a_warm_start_starts_no_process(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By no more processes than there are kernels."""
     monkeypatch.setattr(sys, "executable", str(compiler(tmp_path, ANSWERS)))
-    with compiled_meanwhile(processes=5) as jobs:
+    with compiled_meanwhile(5) as jobs:
         for name in "abcbcb":
             launch(name)
     assert [job.name for job in jobs] == ["b", "c"]
@@ -76,7 +76,7 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_error_leaves_what_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(compiler(tmp_path, ANSWERS)))
-    with pytest.raises(ZeroDivisionError), compiled_meanwhile(processes=1) as jobs:
+    with pytest.raises(ZeroDivisionError), compiled_meanwhile(1) as jobs:
         for num in range(100):
             launch(str(num))
         raise ZeroDivisionError
@@ -92,7 +92,7 @@ def test_processes_that_end_hinder_nothing(
     """At their start, at a kernel, after one; or there is no program."""
     path = tmp_path / "none" if answers is None else compiler(tmp_path, answers)
     monkeypatch.setattr(sys, "executable", str(path))
-    with compiled_meanwhile(processes=2) as jobs:
+    with compiled_meanwhile(2) as jobs:
         for name in "abcdef":
             launch(name)
     assert len(jobs) == 5

@@ -94,14 +94,9 @@ def tile_for(*, group: int, dim: int, kv_bytes: int, heads: int = 0) -> Tile:
     if small is not None and heads > many and width <= 128 and group <= 16:
         return small
     buffers = 1 if heads <= _FEW_HEADS and kv_bytes == 2 else 2
-
-    def shared_bytes() -> int:
-        return 2 * tokens * width * kv_bytes * buffers
-
-    while tokens > 16 and shared_bytes() > _SHARED_BYTES:
-        tokens //= 2
     warps = max(4, min(8, power_of_two(group) * width // 1024))
-    programs = min((12 if buffers == 1 else 8) // warps, _SHARED_BYTES // shared_bytes())
+    fit = _SHARED_BYTES // (2 * tokens * width * kv_bytes * buffers)
+    programs = min((12 if buffers == 1 else 8) // warps, fit)
     return Tile(tokens=tokens, warps=warps, stages=buffers + 1, programs=programs)
 
 

@@ -77,6 +77,7 @@ def _pairs(heads_ptr, ok, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _pair(DP: tl.constexpr, R: tl.constexpr):
+    """[DP]: the element that each turns with, itself beyond R."""
     d = tl.arange(0, DP)
     pair = tl.where(d < R // 2, d + R // 2, tl.where(d < R, d - R // 2, d))
     if R % 16 == 0:

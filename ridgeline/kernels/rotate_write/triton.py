@@ -6,7 +6,7 @@ Legend: T tokens, M query heads, HKV KV heads, D head width (DP padded), R rotar
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.decode_attention.triton import _stored
+from ridgeline.kernels.decode_attention.triton import _pair, _stored
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
@@ -21,7 +21,7 @@ def rotate_write_kernel(
     t = tl.program_id(0)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     d = tl.arange(0, DP)
-    pair = tl.where(d < R // 2, d + R // 2, tl.where(d < R, d - R // 2, d))
+    pair = _pair(DP, R)
     inside = (h < M + 2 * HKV)[:, None] & (d < D)[None, :]
     heads = qkv_ptr + t.to(tl.int64) * stride_qkv + h[:, None] * D
     raw = tl.load(heads + d[None, :], mask=inside, other=0.0)
