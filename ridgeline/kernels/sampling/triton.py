@@ -359,9 +359,9 @@ def choose_kernel(logits_ptr, rows_ptr, lens_ptr, reals_ptr, wholes_ptr, seeds_p
                 order = _draw(level, noise_ptr + s * NB, mass_ptr + s * NB, asks, k, position,
                               tl.load(seeds_ptr + request), V, NB, row, NBP, NC, BLOCK)
             else:
-                n = _listed(b == tl.argmax(keys, 0), row[0], NBP)
-                _, _, orders = _read(0, n, row, NC, BLOCK)
-                order = tl.max(orders, 0)
+                t = tl.argmax(keys, 0) * BLOCK + tl.arange(0, BLOCK)
+                x = tl.load(row[1] + t, mask=t < V, other=0.0).to(tl.float32)
+                order = tl.max(tl.where(t < V, _order(_adjusted(x, t, t < V, asked), t), -1), 0)
             token = _token(order)
         tl.debug_barrier()
         if asked[0] & (asked[4] >= 0):
