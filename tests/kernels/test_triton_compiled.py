@@ -29,7 +29,7 @@ def linear(shape: LinearShape, rows: int, folder: Path, pdl: int) -> Compiled:
         return compile_for_hopper(kernels.gemv_kernel, folder, constants=constants | {"NORM": norm},
                                   descriptors={},
                                   **options)
-    constants |= dict(BM=rows, SPLIT=choice.split, TM=1, INTERPRET=False)
+    constants |= dict(BM=rows, SPLIT=choice.split, TM=1, SPREAD=5 if rows <= 32 else 0, INTERPRET=False)
     if choice.form == "dot":
         return compile_for_hopper(kernels.dot_kernel, folder, constants=constants | {"NORM": norm},
                                   descriptors={},

@@ -58,10 +58,10 @@ class Tile:
         return min(_REGISTERS // (32 * self.warps * self.programs) // 8 * 8, 255)
 
 
-_FEW_HEADS = 128
-# By the bytes of an entry of the cache: beyond so many KV heads of all rows, this tile.
-_SMALL = {2: (1024, Tile(tokens=32, warps=2, stages=3, programs=6)),
-          1: (512, Tile(tokens=16, warps=1, stages=4, programs=12))}
+_FEW_HEADS, _MANY_HEADS = 128, 512
+# By the bytes of an entry of the cache.
+_SMALL = {2: Tile(tokens=32, warps=2, stages=3, programs=6),
+          1: Tile(tokens=16, warps=1, stages=4, programs=12)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,13 @@ def tile_for(*, group: int, dim: int, kv_bytes: int, heads: int = 0) -> Tile:
 
     Few heads: no tile is in flight beside the one in use, and registers are left for the kernel behind, whose
     weights come meanwhile. Many heads begin and end: small tiles waste less of the last one, and more
-    programs hide the way to the first. Between them two are in flight, by threads of up to 255 registers.
+    programs hide the way to the first, most where lengths differ. Between them two are in flight, by threads
+    of up to 255 registers.
     """
     width = power_of_two(dim)
     tokens = 64 if width <= 128 else 32  # as many bytes, and sums that stay in registers
-    many, small = _SMALL.get(kv_bytes, (heads, None))
-    if small is not None and heads > many and width <= 128 and group <= 16:
-        return small
+    if kv_bytes in _SMALL and heads > _MANY_HEADS and width <= 128 and group <= 16:
+        return _SMALL[kv_bytes]
     buffers = 1 if heads <= _FEW_HEADS and kv_bytes == 2 else 2
     warps = max(4, min(8, power_of_two(group) * width // 1024))
     fit = _SHARED_BYTES // (2 * tokens * width * kv_bytes * buffers)

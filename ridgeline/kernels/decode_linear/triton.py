@@ -131,14 +131,21 @@ def gemv_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, N, eps,
             1, N, N, N, eps, K, NORM, GATED, ADD, BIAS)
 
 
+@triton.jit
+def _block(step, tile, split, KS: tl.constexpr, BK: tl.constexpr, SPREAD: tl.constexpr):
+    """Where in K the tile is after `step` inputs of its part."""
+    k0 = step + tile * SPREAD % (KS // BK) * BK
+    return split * KS + tl.where(k0 < KS, k0, k0 - KS)
+
+
 @triton.jit(do_not_specialize=["M"])
 def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, eps,
                stride_x, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-               TM: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-               BIAS: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr):
+               TM: tl.constexpr, SPREAD: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+               ADD: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """TM tiles of BM rows on the tensor cores, the weight as the left operand: its rows fill the long
-    side."""
+    side. Neighbouring tiles begin SPREAD blocks of K apart."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile // TM * BN + tl.arange(0, BN)
@@ -156,8 +163,8 @@ def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_p
     y = tl.zeros((BN, BM), tl.float32)
     y2 = tl.zeros((BN, BM), tl.float32)
     sq = tl.zeros((BM,), tl.float32)
-    for k0 in range(0, KS, BK):
-        k = split * KS + k0 + tl.arange(0, BK)
+    for step in range(0, KS, BK):
+        k = _block(step, tile, split, KS, BK, SPREAD) + tl.arange(0, BK)
         w_ok = n_ok[:, None] if EVEN else n_ok[:, None] & (k < K)[None, :]
         x_ok = m_ok[None, :] if EVEN else m_ok[None, :] & (k < K)[:, None]
         w = tl.load(row + k[None, :], mask=w_ok, other=0.0, eviction_policy="evict_first")
@@ -184,8 +191,8 @@ def dot_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, part_ptr, lock_p
 @triton.jit(do_not_specialize=["M"])
 def tma_kernel(x_desc, w_desc, out_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M, N, stride_out, stride_res,
                K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-               TM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
-               PDL: tl.constexpr, INTERPRET: tl.constexpr):
+               TM: tl.constexpr, SPREAD: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+               BIAS: tl.constexpr, PDL: tl.constexpr, INTERPRET: tl.constexpr):
     """dot_kernel without a norm, fed by the tensor memory accelerator, which gives zeros outside of x and W.
 
     A gate tile that runs over its last row reads up's first rows, whose sums are never stored.
@@ -202,7 +209,8 @@ def tma_kernel(x_desc, w_desc, out_ptr, res_ptr, bias_ptr, part_ptr, lock_ptr, M
     y = tl.zeros((BN, BM), tl.float32)
     y2 = tl.zeros((BN, BM), tl.float32)
     sq = tl.zeros((BM,), tl.float32)
-    for k0 in range(split * KS, split * KS + KS, BK):
+    for step in range(0, KS, BK):
+        k0 = _block(step, tile, split, KS, BK, SPREAD)
         w = w_desc.load([first_n, k0])
         x = x_desc.load([first_m, k0]).T
         y = _dot(w, x, y, INTERPRET)
