@@ -202,6 +202,9 @@ CASES: dict[str, Case] = {
     "attention odd head, part of it turned": attention(
         Geometry(heads=2, kv_heads=1, dim=80, page=24), [70, 5], rotary=32, qk_norm=True, sinks=True,
         tile=SMALL),
+    "attention heads of 256": attention(
+        Geometry(heads=4, kv_heads=2, dim=256, page=16), [70, 0, 33, 5], qk_norm=True, sinks=True, window=40,
+        tile=tile_for(group=2, dim=256, kv_bytes=2)),
     "attention wide group": attention(Geometry(heads=20, kv_heads=1, dim=16), [80], tile=SMALL),
     "attention float32 cache, default tile": attention(
         Geometry(heads=4, kv_heads=2, dim=64), [40, 1], kv_dtype=torch.float32),
