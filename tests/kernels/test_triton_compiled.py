@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from ridgeline.kernels.decode_attention import Tile, tile_for
+from ridgeline.kernels.decode_linear import spread
 from ridgeline.kernels.decode_linear.tuning import LinearShape, tuning_for
 from tests.kernels.triton_compiled import Compiled, compile_for_hopper
 
@@ -29,7 +30,7 @@ def linear(shape: LinearShape, rows: int, folder: Path, pdl: int) -> Compiled:
         return compile_for_hopper(kernels.gemv_kernel, folder, constants=constants | {"NORM": norm},
                                   descriptors={},
                                   **options)
-    constants |= dict(BM=rows, SPLIT=choice.split, TM=1, SPREAD=5 if rows <= 32 else 0, INTERPRET=False)
+    constants |= dict(BM=rows, SPLIT=choice.split, TM=1, SPREAD=spread(rows), INTERPRET=False)
     if choice.form == "dot":
         return compile_for_hopper(kernels.dot_kernel, folder, constants=constants | {"NORM": norm},
                                   descriptors={},

@@ -26,7 +26,6 @@ from ridgeline.kernels.gpu import Gpu, pointer
 
 _TRIGGERS = {"loop": 1, "start": 2, "end": 3}  # PDL of triton.py
 _GATED = 2048  # outputs of a program that gates
-_SPREAD, _SPREAD_ROWS = 5, 32  # blocks of K between where tiles begin, and up to how many rows that helps
 _APART = Choice(form="dot", block_n=64, block_k=64, warps=4, stages=3, norm_apart=True, block_m=64)
 
 
@@ -181,8 +180,7 @@ class DecodeLinears:
                            device=x.device)
         residual, bias = pointer(call.residual_MN, out_MN), pointer(call.bias, x)
         out_args = (part, self.locks, rows, shape.n)
-        tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split, tiles_m,
-                _SPREAD if block_m <= _SPREAD_ROWS else 0)
+        tile = (shape.k, block_m, choice.block_n, choice.block_k, choice.split, tiles_m, spread(block_m))
         ends = (shape.gated, call.residual_MN is not None, call.bias is not None, self._pdl(choice.trigger),
                 self.gpu.interpret)
         options = {"num_warps": choice.warps, "num_stages": choice.stages, **self.gpu.launch_options()}
@@ -198,6 +196,12 @@ class DecodeLinears:
             dot_kernel[(tiles, choice.split)](
                 x, call.weight, out_MN, pointer(call.norm_K, x), residual, bias, *out_args, call.eps,
                 x.stride(0), out_MN.stride(0), residual.stride(0), *tile, shape.norm, *ends, **options)
+
+
+def spread(block_m: int) -> int:
+    """Blocks of K between where neighbouring tiles of so many rows begin. The weights of few rows come sooner
+    so; more rows come from L2 because all tiles ask for them at once."""
+    return 5 if block_m <= 32 else 0
 
 
 def _norm(x_MK: Tensor, norm_K: Tensor, eps: float) -> Tensor:

@@ -134,8 +134,11 @@ def gemv_kernel(x_ptr, w_ptr, out_ptr, g_ptr, res_ptr, bias_ptr, N, eps,
 @triton.jit
 def _block(step, tile, split, KS: tl.constexpr, BK: tl.constexpr, SPREAD: tl.constexpr):
     """Where in K the tile is after `step` inputs of its part."""
-    k0 = step + tile * SPREAD % (KS // BK) * BK
-    return split * KS + tl.where(k0 < KS, k0, k0 - KS)
+    k0 = step
+    if SPREAD > 0:
+        k0 += tile * SPREAD % (KS // BK) * BK
+        k0 = tl.where(k0 < KS, k0, k0 - KS)
+    return split * KS + k0
 
 
 @triton.jit(do_not_specialize=["M"])
